@@ -1,0 +1,5 @@
+"""The `headrace` command."""
+
+
+def main() -> None:
+    """Entry point of the `headrace` command."""

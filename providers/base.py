@@ -1,0 +1,201 @@
+"""The provider contract: one protocol for every backend, its values, and what each method must guarantee.
+
+Every sentence in these docstrings is a test in `tests/providers/conformance.py`. No exception but those of
+`domain.errors.ProviderError` may leave a provider; no vendor type crosses this line.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Protocol
+
+from pydantic import Field, SecretStr
+
+from domain.ids import AttemptId
+from domain.offers import Capabilities, Offer
+from domain.spec import ComputeRequest, Frozen, Port, RegistryCredential
+
+
+class CredentialReport(Frozen):
+    """Outcome of `verify`: `ok`, `auth`, `permission` or `unreachable`, and a sentence for people."""
+
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentBootstrap:
+    """How the agent inside the workload reaches the control plane.
+
+    `script` is the agent's text, the same bytes on every retry of an attempt. Exactly one of `socket` (the path, on
+    this machine, of the agent-only Unix socket) and `url` is set. `token` reaches the agent by environment, never by
+    argv.
+    """
+
+    script: str
+    token: SecretStr
+    socket: str | None = None
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """All that a backend needs to create an instance. Nothing in it but `agent.token` and `registry` is secret."""
+
+    attempt_id: AttemptId
+    owner_id: str
+    """Identifies this control plane at the provider: name prefix, tag or label."""
+    job_id: str
+    org_id: str
+    image: str
+    compute: ComputeRequest
+    agent: AgentBootstrap
+    ports: tuple[Port, ...] = ()
+    registry: RegistryCredential | None = None
+    ssh_public_key: str | None = None
+
+
+class Handle(Frozen):
+    """What the provider calls the instance. `data` holds sub-resource ids and whatever `terminate` needs."""
+
+    provider_id: str
+    resource_type: str
+    region: str | None = None
+    host: str | None = None
+    price_usd_hr: Decimal | None = None
+    """The price in the create answer, where the provider states one: it counts, over the offer's."""
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class ProviderState(StrEnum):
+    """Normalised states. A status that is not known means `pending` or `running`: still billing, never gone."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    EXITED = "exited"
+    FAILED = "failed"
+    STOPPING = "stopping"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPort:
+    name: str
+    protocol: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """What the provider says of an instance at a moment."""
+
+    attempt_id: AttemptId | None
+    handle: Handle
+    state: ProviderState
+    exit_code: int | None = None
+    message: str = ""
+    """Why it failed, was interrupted or exited, in the provider's words, bounded to 2,000 characters."""
+    oom_killed: bool | None = None
+    """None where the backend cannot tell."""
+    created_at: datetime | None = None
+    price_usd_hr: Decimal | None = None
+    endpoints: tuple[PublishedPort, ...] = ()
+
+
+class TerminateState(StrEnum):
+    """`requested`: accepted, and not yet observed gone. `gone`: authoritatively not there."""
+
+    REQUESTED = "requested"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    text: str
+    cursor: str | None
+
+
+Progress = Callable[[str], Awaitable[None]]
+"""Receives one line of boot or pull progress; it becomes a system log line. Calling it also heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferQuery:
+    """Narrows `offers`; None does not. A provider may return more than asked: placement filters again."""
+
+    accelerator: str | None = None
+    gpu_count: int | None = None
+
+
+@dataclass
+class ProviderContext:
+    """What every provider is given by the process that builds it."""
+
+    connection_id: str
+    owner_id: str
+    data_dir: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Provider(Protocol):
+    """A backend. Methods are repeatable; a 5xx, a timeout or a reset on `create` is `Ambiguous`, never "failed"."""
+
+    name: str
+    capabilities: Capabilities
+
+    async def verify(self) -> CredentialReport:
+        """Cheap check of the credentials. Never raises for wrong ones: the report says so."""
+        ...
+
+    async def offers(self, query: OfferQuery) -> list[Offer]:
+        """What can be had now. An unusable answer is an error, never an empty list."""
+        ...
+
+    async def create(self, spec: InstanceSpec, offer: Offer) -> Handle:
+        """Rents the instance and returns as soon as its id is known; billing starts here.
+
+        Repeating it for one attempt yields the same instance, or `Ambiguous` where the backend cannot tell.
+
+        Raises:
+            NoCapacity, QuotaExceeded: the offer cannot be had; nothing was created.
+            Ambiguous: something may have been created; `find` tells.
+        """
+        ...
+
+    async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
+        """Drives the instance until the agent can say hello: image pull, container start, boot. Repeatable and
+        cancel-safe; it may take long and reports progress. Returns the handle, with what was learnt.
+
+        Raises:
+            ImagePullFailed, BootstrapFailed: the workload's image is at fault.
+        """
+        ...
+
+    async def find(self, attempt_id: AttemptId) -> list[Handle]:
+        """Every instance of the attempt that the provider knows, by name, tag or label."""
+        ...
+
+    async def get(self, handle: Handle) -> InstanceView | None:
+        """The instance now; None only when the provider says authoritatively that it is not there."""
+        ...
+
+    async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
+        """Boot or container output, for diagnosis; an empty page where the backend has no log API."""
+        ...
+
+    async def terminate(self, handle: Handle) -> TerminateState:
+        """Asks for deletion of the instance and its sub-resources. Repeatable; a missing instance is `gone`."""
+        ...
+
+    async def list_owned(self) -> list[InstanceView]:
+        """Every instance that carries our owner id, all pages. A partial or malformed answer is an error."""
+        ...
+
+    async def close(self) -> None:
+        """Releases connections; the instances stay."""
+        ...

@@ -1,0 +1,128 @@
+"""`HEADRACE_*` settings. Read once at the edge of a process; objects, not settings, are passed inward."""
+
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class LocalEngine(StrEnum):
+    AUTO = "auto"
+    DOCKER = "docker"
+    PODMAN = "podman"
+    SANDBOX = "sandbox"
+
+
+class LocalNetwork(StrEnum):
+    BRIDGE = "bridge"
+    NONE = "none"
+    HOST = "host"
+
+
+class Settings(BaseSettings):
+    """Every setting, its unit and its default. `HEADRACE_` + the upper-case name sets it in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="ignore")
+
+    data_dir: Path = Field(default=Path.home() / ".headrace", description="Holds all state of an embedded stack.")
+    database_url: str | None = Field(default=None, description="SQLAlchemy URL; None is SQLite in the data directory.")
+    log_store_url: str | None = Field(
+        default=None,
+        description="Where sealed log segments go: file:///dir or s3://bucket/prefix; None is the data directory.",
+    )
+    s3_endpoint_url: str | None = Field(default=None, description="For S3-compatible stores other than AWS.")
+
+    api_host: str = "127.0.0.1"
+    api_port: int = 8080
+    public_url: str | None = Field(default=None, description="Where remote agents reach the API, https://...")
+    hf_endpoint: str = Field(
+        default="https://huggingface.co", description="Injected into every workload as HF_ENDPOINT."
+    )
+
+    temporal_address: str = "127.0.0.1:7233"
+    temporal_namespace: str = "default"
+    temporal_ui_url: str | None = None
+    temporal_tls: bool = False
+    temporal_api_key: SecretStr | None = None
+    task_queue: str = "headrace"
+
+    master_key: SecretStr | None = Field(
+        default=None,
+        description="`id:base64` of 32 bytes, comma-separated, the first one active; None reads it from a file.",
+    )
+    master_key_file: Path | None = Field(default=None, description="None is `master.key` in the data directory.")
+
+    local_enabled: bool = True
+    local_engine: LocalEngine = LocalEngine.AUTO
+    local_network: LocalNetwork = LocalNetwork.BRIDGE
+    local_slots: int | None = Field(default=None, ge=1, description="Jobs at once on this machine; None is 4 per core.")
+    local_price_usd_hr: Decimal = Field(default=Decimal("0.10"), ge=0, description="USD per hour of a local job.")
+    local_multi_tenant: bool = Field(
+        default=False, description="Whether several organizations may share this machine's slots."
+    )
+    fake_provider_url: str | None = Field(default=None, description="For tests: the address of a scripted fake cloud.")
+
+    capacity_wait_seconds: float = Field(
+        default=3600, ge=0, description="How long a job waits for capacity by default."
+    )
+    provisioning_timeout_seconds: float = Field(default=1800, gt=0, description="From allocation to the agent's hello.")
+    launch_timeout_seconds: float = Field(
+        default=300, gt=0, description="From the agent's hello to the workload's start."
+    )
+    contact_timeout_seconds: float = Field(
+        default=60, gt=0, description="Silence after which an agent's contact is lost."
+    )
+    heartbeat_interval_seconds: float = Field(
+        default=20, gt=0, description="Coalescing of agent contact towards Temporal."
+    )
+    orders_wait_seconds: float = Field(default=30, gt=0, description="How long an agent's poll for orders is held.")
+    finalize_grace_seconds: float = Field(default=60, ge=0, description="For the last log bytes after an exit report.")
+    terminate_drain_seconds: float = Field(default=5, ge=0, description="For the last log bytes after a kill.")
+    delete_accept_seconds: float = Field(
+        default=10, ge=0, description="A job waits this long for its first delete call."
+    )
+    sweep_interval_seconds: float = Field(
+        default=2, gt=0, description="Inbox sweep: how late a missed delivery may be."
+    )
+    recover_interval_seconds: float = Field(default=60, gt=0, description="How often orphaned rows are looked for.")
+    reconcile_interval_seconds: float = Field(
+        default=300, gt=0, description="How often a connection is compared with the rows."
+    )
+    orphan_grace_seconds: float = Field(
+        default=120, ge=0, description="An unknown instance is deleted once it was seen this long."
+    )
+    retention_interval_seconds: float = Field(default=3600, gt=0)
+
+    log_retention_days: float = Field(default=7, gt=0)
+    log_max_bytes: int = Field(
+        default=104_857_600, gt=0, description="Per job, a line counting as its text plus 400 bytes."
+    )
+    agent_spool_bytes: int = Field(
+        default=67_108_864, gt=0, description="Unacknowledged output an agent keeps before it drops."
+    )
+
+    otel_endpoint: str | None = Field(default=None, description="OTLP over HTTP; None exports nothing.")
+    log_format: str = Field(default="json", pattern="^(json|console)$")
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir / 'headrace.db'}"
+
+    @property
+    def agent_dir(self) -> Path:
+        """Bind-mounted into local workloads: it holds the agent's socket and script, nothing else."""
+        return self.data_dir / "agent"
+
+    @property
+    def agent_socket(self) -> Path:
+        return self.agent_dir / "agent.sock"
+
+    @property
+    def key_file(self) -> Path:
+        return self.master_key_file or self.data_dir / "master.key"
+
+    @property
+    def segment_url(self) -> str:
+        return self.log_store_url or f"file://{self.data_dir / 'logs'}"

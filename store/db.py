@@ -1,0 +1,147 @@
+"""The database: engines, transactions in threads, and what happens after a commit.
+
+A transaction is a plain function of a session, run whole in a thread: it cannot await, so no provider or HTTP call can
+stand inside it. `in_transaction()` lets the test suite prove that.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlmodel import Session
+
+T = TypeVar("T")
+
+_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside_transaction", default=False)
+_TRIES = 5
+
+
+def in_transaction() -> bool:
+    """Whether the calling code runs inside a database transaction."""
+    return _inside.get()
+
+
+def publish(session: Session, topic: str) -> None:
+    """Wakes the subscribers of `topic` in this process once the transaction of `session` has been committed."""
+    session.info.setdefault("topics", set()).add(topic)
+
+
+class Database:
+    """One per process. `read` and `write` run a function of a session; `write` commits it, and repeats it when the
+    database says that a concurrent transaction won."""
+
+    def __init__(self, url: str, *, readers: int = 4, writers: int = 8) -> None:
+        self.url = url
+        self.sqlite = url.startswith("sqlite")
+        self.engine = _sqlite_engine(url) if self.sqlite else _postgres_engine(url, readers + writers)
+        # SQLite has one writer: a queue in front of it beats a fight over its lock.
+        self._writers = ThreadPoolExecutor(1 if self.sqlite else writers, "db-write")
+        self._readers = ThreadPoolExecutor(readers, "db-read")
+        self._subscribers: dict[str, list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = {}
+
+    async def read(self, query: Callable[[Session], T]) -> T:
+        """Runs `query` on a consistent snapshot; nothing that it changes is kept."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self.run_read, query)
+
+    async def write(self, change: Callable[[Session], T]) -> T:
+        """Runs `change` in one transaction. It must be repeatable: it may run more than once before it is kept.
+
+        The change is carried through even when the caller is cancelled meanwhile.
+        """
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writers, self.run_write, change))
+
+    def run_read(self, query: Callable[[Session], T]) -> T:
+        """`read`, in the calling thread."""
+        with _marked(), Session(self.engine, expire_on_commit=False) as session:
+            if self.sqlite:
+                session.connection().exec_driver_sql("BEGIN")
+            return query(session)
+
+    def run_write(self, change: Callable[[Session], T]) -> T:
+        """`write`, in the calling thread."""
+        for remaining in reversed(range(_TRIES)):
+            try:
+                return self._write_once(change)
+            except DBAPIError as error:
+                if not remaining or not _lost_a_race(error):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _write_once(self, change: Callable[[Session], T]) -> T:
+        with _marked(), Session(self.engine, expire_on_commit=False) as session:
+            if self.sqlite:
+                session.connection().exec_driver_sql("BEGIN IMMEDIATE")
+            result = change(session)
+            session.commit()
+            topics = session.info.get("topics", ())
+        for topic in topics:
+            self._wake(topic)
+        return result
+
+    def subscribe(self, topic: str) -> asyncio.Event:
+        """An event of the running loop that is set after each commit which published `topic`."""
+        wakeup = asyncio.Event()
+        self._subscribers.setdefault(topic, []).append((asyncio.get_running_loop(), wakeup))
+        return wakeup
+
+    def unsubscribe(self, topic: str, wakeup: asyncio.Event) -> None:
+        """Forgets what `subscribe` returned."""
+        self._subscribers[topic] = [entry for entry in self._subscribers[topic] if entry[1] is not wakeup]
+
+    def _wake(self, topic: str) -> None:
+        for loop, wakeup in self._subscribers.get(topic, ()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wakeup.set)
+
+    def check(self) -> None:
+        """Raises when the database does not answer."""
+        self.run_read(lambda session: session.connection().execute(text("SELECT 1")).one())
+
+    def close(self) -> None:
+        self._writers.shutdown()
+        self._readers.shutdown()
+        self.engine.dispose()
+
+
+@contextmanager
+def _marked() -> Iterator[None]:
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def _lost_a_race(error: DBAPIError) -> bool:
+    """A busy SQLite, or PostgreSQL's serialization failures and deadlocks (SQLSTATE 40001, 40P01)."""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    return sqlstate in {"40001", "40P01"} or "database is locked" in str(error.orig)
+
+
+def _sqlite_engine(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"check_same_thread": False, "timeout": 30}, pool_size=12)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        # Transactions are begun by us: the driver's implicit BEGIN would be deferred, and could fail on upgrade.
+        connection.isolation_level = None
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            "foreign_keys=ON",
+            "cache_size=-16000",
+            "busy_timeout=30000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    return engine
+
+
+def _postgres_engine(url: str, pool_size: int) -> Engine:
+    url = url.replace("postgresql://", "postgresql+psycopg://", 1).replace("postgres://", "postgresql+psycopg://", 1)
+    return create_engine(url, pool_size=pool_size, max_overflow=4, pool_pre_ping=True)

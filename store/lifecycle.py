@@ -1,0 +1,166 @@
+"""What agents and users do to a running job, each as one transaction: state, event and inbox row together.
+
+These functions run inside `Database.write`; the caller answers only after the commit.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import update
+from sqlmodel import Session, col, select
+
+from domain.outcome import ExitReport, judge
+from domain.states import EventType, InstanceState, JobState, Reason
+from store import inbox
+from store.db import publish
+from store.tables import Instance, Job
+from store.transitions import record, transition
+
+ORDERS = "orders"
+"""Topic: an agent may have a new order."""
+
+
+def request_termination(
+    session: Session,
+    job_id: str,
+    now: datetime,
+    *,
+    reason: Reason = Reason.USER_REQUESTED,
+    message: str | None = None,
+    data: dict[str, Any] | None = None,
+) -> JobState:
+    """Ends a job: idempotent, at most one terminate is sent to its workflow. Returns the state that stands.
+
+    Once an exit report has sealed the outcome (`finalizing`), a terminate only cuts the drain of the logs.
+    """
+    outcome = transition(
+        session,
+        job_id,
+        JobState.TERMINATING,
+        "terminate",
+        now,
+        reason=reason,
+        message=message,
+        event=EventType.TERMINATION_REQUESTED,
+        data=data,
+    )
+    if outcome.applied:
+        order_stop(session, job_id, now)
+    if outcome.applied or outcome.state is JobState.FINALIZING:
+        inbox.put(session, job_id, inbox.TERMINATE, now, {"reason": reason.value})
+    return outcome.state
+
+
+def order_stop(session: Session, job_id: str, now: datetime) -> None:
+    """Every agent of the job is told to stop, by its next (or held) poll for orders."""
+    session.exec(
+        update(Instance)  # type: ignore[call-overload]
+        .where(
+            Instance.job_id == job_id, col(Instance.stop_requested_at).is_(None), col(Instance.terminal_at).is_(None)
+        )
+        .values(stop_requested_at=now)
+    )
+    publish(session, ORDERS)
+
+
+class LaunchAnswer(StrEnum):
+    LAUNCH = "launch"
+    STOP = "stop"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDecision:
+    answer: LaunchAnswer
+    job: Job
+    instance: Instance
+
+
+def hello(session: Session, instance: Instance, now: datetime, data: dict[str, Any] | None = None) -> None:
+    """The agent's first sign of life: it ends provisioning."""
+    if instance.hello_at is None:
+        instance.hello_at = instance.last_contact_at = now
+        instance.state = InstanceState.STARTING
+        session.add(instance)
+        record(session, instance.job_id, EventType.AGENT_CONNECTED, f"hello-{instance.id}", now,
+               {"instance_id": instance.id, **(data or {})})  # fmt: skip
+
+
+def fetch_launch(
+    session: Session, attempt_id: str, nonce: str, session_hash: str, now: datetime
+) -> LaunchDecision | None:
+    """The compare-and-set behind the launch spec: only while the job is provisioning with no termination requested,
+    and only for the agent whose nonce was bound first. Repeatable with that nonce until `started`.
+
+    Returns None for an unknown attempt. A refusal is recorded as an alert event.
+    """
+    instance = session.exec(select(Instance).where(Instance.id == attempt_id).with_for_update()).one_or_none()
+    if instance is None:
+        return None
+    job = session.exec(select(Job).where(Job.id == instance.job_id).with_for_update()).one()
+    if instance.nonce is not None and instance.nonce != nonce:
+        record(session, job.id, EventType.NONCE_REFUSED, f"nonce-{instance.id}-{nonce[:16]}", now,
+               {"instance_id": instance.id, "alert": True})  # fmt: skip
+        return LaunchDecision(LaunchAnswer.REFUSED, job, instance)
+    hello(session, instance, now)
+    instance.nonce, instance.session_hash = nonce, session_hash
+    session.add(instance)
+    stopped = instance.stop_requested_at or instance.started_at or instance.terminal_at or instance.delete_requested_at
+    if stopped or job.state != JobState.PROVISIONING:
+        return LaunchDecision(LaunchAnswer.STOP, job, instance)
+    return LaunchDecision(LaunchAnswer.LAUNCH, job, instance)
+
+
+def agent_started(session: Session, instance: Instance, now: datetime) -> None:
+    """The workload runs: provisioning -> running. A repeat, or one that a termination overtook, changes nothing."""
+    if instance.started_at is not None:
+        return
+    instance.started_at = now
+    instance.state = InstanceState.RUNNING
+    session.add(instance)
+    outcome = transition(
+        session,
+        instance.job_id,
+        JobState.RUNNING,
+        f"started-{instance.id}",
+        now,
+        event=EventType.WORKLOAD_STARTED,
+        data={"instance_id": instance.id},
+        values={"started_at": now},
+    )
+    if outcome.applied:
+        inbox.put(
+            session, instance.job_id, inbox.STARTED, now, {"attempt_id": instance.id}, key=f"started-{instance.id}"
+        )
+
+
+def agent_exit(session: Session, instance: Instance, report: ExitReport, now: datetime) -> None:
+    """The first exit report of an instance counts. The one that wins running -> finalizing seals the job's outcome;
+    any later or overtaken one is an event only. An exit implies a start whose report has not arrived yet."""
+    if instance.exit_report is not None:
+        return
+    agent_started(session, instance, now)
+    instance.exit_report = report.model_dump()
+    instance.exited_at = now
+    if instance.terminal_at is None:
+        instance.state = InstanceState.SUCCEEDED if judge(report).state is JobState.SUCCEEDED else InstanceState.FAILED
+    session.add(instance)
+    verdict = judge(report)
+    data = {"instance_id": instance.id, "exit_code": report.status, "signal": report.signal}
+    outcome = transition(
+        session,
+        instance.job_id,
+        JobState.FINALIZING,
+        f"exit-{instance.id}",
+        now,
+        event=EventType.WORKLOAD_EXITED,
+        data=data,
+        values={"exit_code": verdict.exit_code},
+    )
+    if not outcome.applied:
+        killed = instance.stop_requested_at is not None
+        record(session, instance.job_id, EventType.WORKLOAD_EXITED if killed else EventType.LATE_EXIT,
+               f"exit-{instance.id}", now, {**data, "killed_by_us": killed})  # fmt: skip
+    inbox.put(session, instance.job_id, inbox.EXIT, now, {"attempt_id": instance.id}, key=f"exit-{instance.id}")

@@ -1,0 +1,93 @@
+"""The one place where a job's state changes: a compare-and-set with its event, its inbox row and its side effects.
+
+A transition carries an id: the same one again is success and writes nothing; one that the state machine does not allow
+is refused with the state that stands. Terminal states never change.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import update
+from sqlmodel import Session, select
+
+from domain.ids import JobId, new_id
+from domain.states import EventType, JobState, Reason, sources_of
+from store.db import publish
+from store.tables import Job, JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`applied`: this call changed the state; otherwise `state` is what stands, and `repeated` says that this very
+    transition had been applied before."""
+
+    applied: bool
+    state: JobState
+    repeated: bool = False
+
+    def __bool__(self) -> bool:
+        return self.applied or self.repeated
+
+
+def transition(
+    session: Session,
+    job_id: JobId | str,
+    wanted: JobState,
+    transition_id: str,
+    now: datetime,
+    *,
+    reason: Reason | None = None,
+    message: str | None = None,
+    details: dict[str, Any] | None = None,
+    event: EventType = EventType.STATE_CHANGED,
+    data: dict[str, Any] | None = None,
+    values: dict[str, Any] | None = None,
+    only_from: frozenset[JobState] | None = None,
+) -> Outcome:
+    """Moves the job to `wanted` if the state machine (and `only_from`) allows it from where it is.
+
+    `values` are further columns to set with it; `data` goes into the event beside `from`, `to` and the reason.
+    """
+    previous = session.exec(select(Job.state).where(Job.id == job_id).with_for_update()).one_or_none()
+    if previous is None:
+        raise LookupError(f"no job {job_id}")
+    current = JobState(previous)
+    allowed = sources_of(wanted) & (only_from or frozenset(JobState))
+    if current not in allowed:
+        repeated = current is wanted and _has_event(session, job_id, transition_id)
+        return Outcome(False, current, repeated)
+    changes: dict[str, Any] = {"state": wanted.value, **(values or {})}
+    if reason is not None:
+        changes |= {"reason_code": reason.value, "reason_message": message, "reason_details": details}
+    if wanted.terminal:
+        changes |= {"terminal_at": now, "registry_sealed": None}
+    session.exec(update(Job).where(Job.id == job_id, Job.state == current.value).values(**changes))  # type: ignore[call-overload]
+    shown = {"from": current.value, "to": wanted.value}
+    if reason is not None:
+        shown |= {"reason": reason.value}
+        if message:
+            shown["message"] = message
+    record(session, job_id, event, transition_id, now, {**shown, **(data or {})})
+    publish(session, "jobs")
+    return Outcome(True, wanted)
+
+
+def record(
+    session: Session, job_id: JobId | str, event: EventType, event_key: str, now: datetime, data: dict[str, Any]
+) -> bool:
+    """Adds an event unless one with the same key is there; says whether it was added. Data must hold no secret."""
+    if _has_event(session, job_id, event_key):
+        return False
+    session.add(JobEvent(id=new_id("evt"), job_id=job_id, transition_id=event_key, type=event.value, data=data, at=now))
+    session.flush()
+    return True
+
+
+def _has_event(session: Session, job_id: str, transition_id: str) -> bool:
+    return (
+        session.exec(
+            select(JobEvent.seq).where(JobEvent.job_id == job_id, JobEvent.transition_id == transition_id)
+        ).first()
+        is not None
+    )
