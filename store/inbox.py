@@ -50,7 +50,7 @@ def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: flo
     rows = list(session.exec(due).all())
     if rows:
         session.exec(
-            update(InboxRow)  # type: ignore[call-overload]
+            update(InboxRow)
             .where(col(InboxRow.id).in_([row.id for row in rows]))
             .values(due_at=now + timedelta(seconds=lease_seconds), tries=InboxRow.tries + 1)
         )
@@ -61,12 +61,12 @@ def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: flo
 
 def mark_delivered(session: Session, ids: Sequence[int], now: datetime) -> None:
     """The rows need no further delivery."""
-    session.exec(update(InboxRow).where(col(InboxRow.id).in_(ids)).values(delivered_at=now, last_error=None))  # type: ignore[call-overload]
+    session.exec(update(InboxRow).where(col(InboxRow.id).in_(ids)).values(delivered_at=now, last_error=None))
 
 
 def mark_failed(session: Session, row_id: int, error: str, retry_at: datetime) -> None:
     """Delivery failed; it is due again at `retry_at`."""
-    session.exec(update(InboxRow).where(InboxRow.id == row_id).values(last_error=error[:500], due_at=retry_at))  # type: ignore[call-overload]
+    session.exec(update(InboxRow).where(col(InboxRow.id) == row_id).values(last_error=error[:500], due_at=retry_at))
 
 
 def oldest_undelivered(session: Session) -> datetime | None:

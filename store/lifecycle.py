@@ -56,9 +56,11 @@ def request_termination(
 def order_stop(session: Session, job_id: str, now: datetime) -> None:
     """Every agent of the job is told to stop, by its next (or held) poll for orders."""
     session.exec(
-        update(Instance)  # type: ignore[call-overload]
+        update(Instance)
         .where(
-            Instance.job_id == job_id, col(Instance.stop_requested_at).is_(None), col(Instance.terminal_at).is_(None)
+            col(Instance.job_id) == job_id,
+            col(Instance.stop_requested_at).is_(None),
+            col(Instance.terminal_at).is_(None),
         )
         .values(stop_requested_at=now)
     )

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import update
-from sqlmodel import Session, select
+from sqlmodel import Session, col, select
 
 from domain.ids import JobId, new_id
 from domain.states import EventType, JobState, Reason, sources_of
@@ -62,7 +62,7 @@ def transition(
         changes |= {"reason_code": reason.value, "reason_message": message, "reason_details": details}
     if wanted.terminal:
         changes |= {"terminal_at": now, "registry_sealed": None}
-    session.exec(update(Job).where(Job.id == job_id, Job.state == current.value).values(**changes))  # type: ignore[call-overload]
+    session.exec(update(Job).where(col(Job.id) == job_id, col(Job.state) == current.value).values(**changes))
     shown = {"from": current.value, "to": wanted.value}
     if reason is not None:
         shown |= {"reason": reason.value}
