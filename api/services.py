@@ -1,0 +1,23 @@
+"""What the API's routes work with, wired once at the start of the process."""
+
+from dataclasses import dataclass
+
+from temporalio.client import Client
+
+from domain.clock import Clock
+from settings import Settings
+from store.db import Database
+from store.logs.store import LogStore
+from store.vault import Vault
+
+
+@dataclass
+class Services:
+    """Reached by routes as `request.app.state.services`. `temporal` is None until the first connection succeeded."""
+
+    settings: Settings
+    db: Database
+    vault: Vault
+    logs: LogStore
+    clock: Clock
+    temporal: Client | None = None
