@@ -1,0 +1,131 @@
+"""Organizations, projects and API keys: creating them, revoking keys, and telling who a bearer token is."""
+
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import update
+from sqlmodel import Session, col, select
+
+from domain.errors import Conflict, InvalidRequest, NotFound
+from domain.ids import OrgId, new_id, new_token
+from domain.roles import Role
+from store.tables import ApiKey, Organization, Project
+from store.vault import hash_token
+
+DEFAULT_PROJECT = "default"
+KEY_PREFIX = "hr_"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request comes from. `project_id` is None when the key reaches all projects of its organization."""
+
+    key_id: str
+    org_id: OrgId
+    org_enabled: bool
+    owner: str
+    role: Role
+    project_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key just made; its token is never shown again."""
+
+    key_id: str
+    org_id: OrgId
+    token: str = field(repr=False)
+
+
+def authenticate(session: Session, token: str) -> Principal | None:
+    """Who the bearer token belongs to; None for one that is unknown or revoked."""
+    if not token.startswith(KEY_PREFIX):
+        return None
+    row = session.exec(
+        select(ApiKey, Organization.enabled)
+        .join(Organization, col(Organization.id) == col(ApiKey.org_id))
+        .where(ApiKey.key_hash == hash_token(token), col(ApiKey.revoked_at).is_(None))
+    ).one_or_none()
+    if row is None:
+        return None
+    key, enabled = row
+    return Principal(key.id, OrgId(key.org_id), enabled, key.owner, Role(key.role), key.project_id)
+
+
+def create_organization(session: Session, name: str, now: datetime, *, enabled: bool = False) -> Organization:
+    """An organization with its project `default`.
+
+    Raises:
+        InvalidRequest: the name is no plain name.
+        Conflict: it is taken (`organization_name_conflict`).
+    """
+    _require_name(name)
+    if session.exec(select(Organization.id).where(Organization.name == name)).first() is not None:
+        raise Conflict(f"the organization {name!r} exists already", code="organization_name_conflict")
+    organization = Organization(id=new_id("org"), name=name, enabled=enabled, created_at=now)
+    session.add(organization)
+    create_project(session, organization.id, DEFAULT_PROJECT, now)
+    return organization
+
+
+def create_project(session: Session, org_id: str, name: str, now: datetime) -> Project:
+    """A project of an organization.
+
+    Raises:
+        InvalidRequest: the name is no plain name.
+        Conflict: the organization has one of that name (`project_name_conflict`).
+    """
+    _require_name(name)
+    taken = select(Project.id).where(Project.org_id == org_id, Project.name == name)
+    if session.exec(taken).first() is not None:
+        raise Conflict(f"the project {name!r} exists already", code="project_name_conflict")
+    project = Project(id=new_id("prj"), org_id=org_id, name=name, created_at=now)
+    session.add(project)
+    session.flush()
+    return project
+
+
+def create_key(
+    session: Session, org_id: str, owner: str, role: Role, now: datetime, *, project_id: str | None = None
+) -> NewKey:
+    """A key of an organization, limited to one of its projects when `project_id` is given.
+
+    Raises:
+        NotFound: no such organization, or the project is not one of its own.
+    """
+    if session.get(Organization, org_id) is None:
+        raise NotFound(f"no organization {org_id}")
+    if project_id is not None:
+        project = session.get(Project, project_id)
+        if project is None or project.org_id != org_id:
+            raise NotFound(f"no project {project_id}")
+    token = KEY_PREFIX + new_token()
+    key = ApiKey(
+        id=new_id("key"),
+        org_id=org_id,
+        project_id=project_id,
+        owner=owner,
+        role=role.value,
+        key_hash=hash_token(token),
+        created_at=now,
+    )
+    session.add(key)
+    session.flush()
+    return NewKey(key.id, OrgId(org_id), token)
+
+
+def revoke_key(session: Session, key_id: str, now: datetime) -> bool:
+    """The key is refused from the commit on. Says whether it was valid until now; a repeat changes nothing."""
+    result = session.exec(
+        update(ApiKey).where(col(ApiKey.id) == key_id, col(ApiKey.revoked_at).is_(None)).values(revoked_at=now)
+    )
+    return result.rowcount == 1
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"the name {name[:80]!r} must be 1 to 63 letters, digits, dots, dashes or underscores", field="name"
+        )
