@@ -1,0 +1,44 @@
+"""The connection to Temporal, the same for the API, the worker and the command line."""
+
+from temporalio.client import Client, Interceptor
+from temporalio.contrib.opentelemetry import TracingInterceptor
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
+
+from settings import Settings
+from store.payload_codec import EncryptingCodec
+from store.vault import Vault
+
+
+def data_converter(vault: Vault) -> DataConverter:
+    """Pydantic models as JSON, encrypted. Failures: message and stack trace are encrypted, the type is in clear."""
+    return DataConverter(
+        payload_converter_class=PydanticPayloadConverter,
+        payload_codec=EncryptingCodec(vault),
+        failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
+    )
+
+
+def interceptors(settings: Settings) -> list[Interceptor]:
+    """What every client carries. Workers take them over from their client, so they are given to the client only."""
+    return [TracingInterceptor()] if settings.otel_endpoint else []
+
+
+async def connect(settings: Settings, vault: Vault, *, lazy: bool = False) -> Client:
+    """Connects to `settings.temporal_address`; a lazy client connects at its first call.
+
+    Call it after `observability.setup`, whose tracer the interceptor uses.
+
+    Raises:
+        RuntimeError: the server does not answer (never for a lazy client).
+    """
+    key = settings.temporal_api_key
+    return await Client.connect(
+        settings.temporal_address,
+        namespace=settings.temporal_namespace,
+        data_converter=data_converter(vault),
+        interceptors=interceptors(settings),
+        tls=settings.temporal_tls,
+        api_key=key.get_secret_value() if key is not None else None,
+        lazy=lazy,
+    )
