@@ -30,13 +30,17 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class ExactDecimal(TypeDecorator[Decimal]):
-    """A decimal as its own digits: SQLite has no exact number for money."""
+    """A decimal as its own digits: SQLite has no exact number for money. A float is a bug and refused."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: Decimal | None, dialect: Dialect) -> str | None:
-        return None if value is None else str(value)
+        if value is None:
+            return None
+        if isinstance(value, float):
+            raise TypeError(f"{value!r} is a float: use a Decimal")
+        return str(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Decimal | None:
         return None if value is None else Decimal(value)

@@ -40,7 +40,7 @@ def _serial() -> Any:
 class Installation(SQLModel, table=True):
     """One row: who this control plane is towards providers (`owner_id`)."""
 
-    id: int = Field(default=1, primary_key=True)
+    id: int = Field(default=1, sa_column=Column(Integer, primary_key=True, autoincrement=False))
     owner_id: str
     created_at: datetime = _time(nullable=False)
 
@@ -157,6 +157,8 @@ class Instance(SQLModel, table=True):
     endpoints: list[dict[str, Any]] | None = _json()
 
     created_at: datetime = _time(nullable=False)
+    create_settled_at: datetime | None = _time()
+    """When the provider's create call ended, whatever it answered. None: it may still be under way somewhere."""
     allocated_at: datetime | None = _time()
     hello_at: datetime | None = _time()
     started_at: datetime | None = _time()

