@@ -254,21 +254,29 @@ class OrphanSighting(SQLModel, table=True):
 
 
 class LogState(SQLModel, table=True):
-    """Counters of a job's log, so that totals never need a COUNT. `next_seq` is the next line's number."""
+    """Counters of a job's log, so that totals never need a COUNT; its row lock orders everything that changes the log.
+
+    `next_seq` is the next line's number. Lines, bytes and hot counters are of what is still kept.
+    """
 
     job_id: str = Field(primary_key=True)
     next_seq: int = Field(default=1, sa_column=Column(BigInteger, nullable=False))
     user_lines: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
     system_lines: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
     stored_bytes: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
-    """Text plus 400 bytes a line, of the lines that are still kept."""
+    """Text plus 400 bytes a line."""
+    hot_rows: int = 0
+    hot_bytes: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
+    """What of `stored_bytes` is not sealed yet."""
+    hot_since: datetime | None = _time(index=True)
+    """No hot line is older; None when all are sealed."""
     trimmed_lines: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
-    trimmed_at: datetime | None = _time()
-    expired: bool = False
+    trimmed_through: datetime | None = _time()
+    """The time of the newest deleted line; None while none was deleted."""
 
 
 class LogChunk(SQLModel, table=True):
-    """A run of consecutive lines of one source: hot (`data` here) or sealed (`segment` names its object)."""
+    """A run of consecutive lines: hot (one block in `data`) or sealed (blocks of the object that `segment` names)."""
 
     __table_args__ = (Index("ix_logchunk_job_seq", "job_id", "first_seq", unique=True),)
 
@@ -276,13 +284,28 @@ class LogChunk(SQLModel, table=True):
     job_id: str
     first_seq: int = Field(sa_column=Column(BigInteger, nullable=False))
     line_count: int
-    source: str
-    """`user`, `system`, or `mixed` for a sealed segment."""
-    user_lines: int = 0
+    user_lines: int
+    """How many of `line_count` are the workload's."""
     byte_count: int = Field(sa_column=Column(BigInteger, nullable=False))
-    created_at: datetime = _time(nullable=False)
+    """Text plus 400 bytes a line."""
+    first_at: datetime = _time(nullable=False)
+    last_at: datetime = _time(nullable=False, index=True)
     data: bytes | None = _blob()
     segment: str | None = None
+    blocks: list[list[int]] | None = _json()
+    """Of a sealed chunk: lines, user lines, offset and length in bytes of each block of its object."""
+
+
+class LogBlob(SQLModel, table=True):
+    """An object that may exist in the blob store without a chunk that names it: about to be written, or to be deleted.
+
+    It is written before the object, so that no crash leaves an object that nobody knows.
+    """
+
+    segment: str = Field(primary_key=True)
+    doomed: bool
+    """False while a sealer writes it, who takes the row away with its commit. True: delete the object, then the row."""
+    created_at: datetime = _time(nullable=False, index=True)
 
 
 class LogStream(SQLModel, table=True):
@@ -294,3 +317,5 @@ class LogStream(SQLModel, table=True):
     acked_offset: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
     line_state: bytes | None = _blob()
     """The line maker's state, as `domain.lines` packs it."""
+    snapshot_due_at: datetime | None = _time(index=True)
+    """When the state of a progress bar must be shown although nothing more came; None when there is none."""
