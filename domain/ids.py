@@ -35,6 +35,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{_random(_BASE62, 16)}"
 
 
+def new_owner_id() -> str:
+    """12 base32 characters (60 bits): marks what this installation makes at a provider, in a name, tag or label."""
+    return _random(_BASE32, 12)
+
+
 def new_token() -> str:
     """43 URL-safe characters (256 bits) of a bearer secret."""
     return secrets.token_urlsafe(32)
