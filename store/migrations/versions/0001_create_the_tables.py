@@ -150,21 +150,33 @@ def upgrade() -> None:
         batch_op.create_index("ix_liveness_kind_until", ["kind", "until"], unique=False)
 
     op.create_table(
+        "logblob",
+        sa.Column("segment", sa.String(), nullable=False),
+        sa.Column("doomed", sa.Boolean(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("segment"),
+    )
+    with op.batch_alter_table("logblob", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_logblob_created_at"), ["created_at"], unique=False)
+
+    op.create_table(
         "logchunk",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("job_id", sa.String(), nullable=False),
         sa.Column("first_seq", sa.BigInteger(), nullable=False),
         sa.Column("line_count", sa.Integer(), nullable=False),
-        sa.Column("source", sa.String(), nullable=False),
         sa.Column("user_lines", sa.Integer(), nullable=False),
         sa.Column("byte_count", sa.BigInteger(), nullable=False),
-        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("first_at", sa.BigInteger(), nullable=False),
+        sa.Column("last_at", sa.BigInteger(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=True),
         sa.Column("segment", sa.String(), nullable=True),
+        sa.Column("blocks", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )
     with op.batch_alter_table("logchunk", schema=None) as batch_op:
         batch_op.create_index("ix_logchunk_job_seq", ["job_id", "first_seq"], unique=True)
+        batch_op.create_index(batch_op.f("ix_logchunk_last_at"), ["last_at"], unique=False)
 
     op.create_table(
         "logstate",
@@ -173,11 +185,16 @@ def upgrade() -> None:
         sa.Column("user_lines", sa.BigInteger(), nullable=False),
         sa.Column("system_lines", sa.BigInteger(), nullable=False),
         sa.Column("stored_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("hot_rows", sa.Integer(), nullable=False),
+        sa.Column("hot_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("hot_since", sa.BigInteger(), nullable=True),
         sa.Column("trimmed_lines", sa.BigInteger(), nullable=False),
-        sa.Column("trimmed_at", sa.BigInteger(), nullable=True),
-        sa.Column("expired", sa.Boolean(), nullable=False),
+        sa.Column("trimmed_through", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("job_id"),
     )
+    with op.batch_alter_table("logstate", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_logstate_hot_since"), ["hot_since"], unique=False)
+
     op.create_table(
         "logstream",
         sa.Column("instance_id", sa.String(), nullable=False),
@@ -185,8 +202,12 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(), nullable=False),
         sa.Column("acked_offset", sa.BigInteger(), nullable=False),
         sa.Column("line_state", sa.LargeBinary(), nullable=True),
+        sa.Column("snapshot_due_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("instance_id", "stream"),
     )
+    with op.batch_alter_table("logstream", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_logstream_snapshot_due_at"), ["snapshot_due_at"], unique=False)
+
     op.create_table(
         "organization",
         sa.Column("id", sa.String(), nullable=False),
