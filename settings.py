@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     )
     fake_provider_url: str | None = Field(default=None, description="For tests: the address of a scripted fake cloud.")
 
+    max_attempts: int = Field(default=5, ge=1, description="Offers on which one job may fail to boot before it fails.")
     capacity_wait_seconds: float = Field(
         default=3600, ge=0, description="How long a job waits for capacity by default."
     )
@@ -80,6 +81,8 @@ class Settings(BaseSettings):
     orders_wait_seconds: float = Field(default=30, gt=0, description="How long an agent's poll for orders is held.")
     finalize_grace_seconds: float = Field(default=60, ge=0, description="For the last log bytes after an exit report.")
     terminate_drain_seconds: float = Field(default=5, ge=0, description="For the last log bytes after a kill.")
+    create_timeout_seconds: float = Field(default=300, gt=0, description="A provider's create call takes no longer.")
+    absence_gap_seconds: float = Field(default=2, ge=0, description="Between two misses that prove an early absence.")
     delete_accept_seconds: float = Field(
         default=10, ge=0, description="A job waits this long for its first delete call."
     )

@@ -1,1 +1,218 @@
-"""The Temporal worker process."""
+"""The Temporal worker process: wires providers, activities and workflows, once, by hand."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
+)
+from temporalio.worker import Worker
+
+from activities.allocate import AllocateActivities
+from activities.context import Context
+from activities.deallocate import DeallocateActivities
+from activities.housekeeping import HousekeepingActivities
+from activities.provision import ProvisionActivities
+from activities.reconcile import ReconcileActivities
+from activities.record import RecordActivities
+from activities.recovery import sweep_forever
+from activities.stream_logs import StreamActivities
+from domain.clock import utc_now
+from domain.ids import new_id
+from providers.base import Provider, ProviderContext
+from providers.registry import Providers
+from settings import Settings
+from store import bootstrap, liveness
+from store.db import Database
+from store.logs.blobs import open_blob_store
+from store.logs.store import LogStore
+from store.temporal import connect
+from store.vault import Vault
+from workflows.compute_job import ComputeJob
+from workflows.contract import HOUSEKEEPING, RECONCILE
+from workflows.deallocation import Deallocation
+from workflows.reconcile import Housekeeping, Reconcile
+from workflows.recover import Recover
+
+log = structlog.get_logger()
+
+WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping)
+
+_BEAT_SECONDS = 2.0
+_SHUTDOWN = timedelta(seconds=10)
+
+
+def activities_of(context: Context) -> list[Callable[..., Awaitable[Any]]]:
+    """Every activity, bound to the context."""
+    record, allocate, provision = RecordActivities(context), AllocateActivities(context), ProvisionActivities(context)
+    stream, deallocate = StreamActivities(context), DeallocateActivities(context)
+    return [
+        record.claim_job,
+        record.open_attempts,
+        record.begin_termination,
+        record.fail_attempt,
+        record.settle,
+        record.settle_recovered,
+        allocate.allocate,
+        provision.provision,
+        stream.stream_logs,
+        stream.drain,
+        deallocate.deallocate,
+        deallocate.confirm_absence,
+        ReconcileActivities(context).reconcile_connection,
+        HousekeepingActivities(context).keep_house,
+    ]
+
+
+def build_providers(settings: Settings, owner_id: str) -> Providers:
+    """The connections of this process. Each backend's module is imported only when it is configured."""
+    connections: dict[str, Provider] = {}
+    data_dir = str(settings.data_dir)
+    if settings.local_enabled:
+        from providers.local.provider import LocalProvider
+
+        connections["local"] = LocalProvider(ProviderContext("local", owner_id, data_dir), settings)
+    if settings.fake_provider_url:
+        from providers.fake.provider import FakeProvider
+
+        connections["fake"] = FakeProvider(ProviderContext("fake", owner_id, data_dir), settings.fake_provider_url)
+    return Providers(connections)
+
+
+@asynccontextmanager
+async def open_context(settings: Settings) -> AsyncIterator[Context]:
+    """Database, vault, log store and providers, closed at the end."""
+    db = Database(settings.sqlalchemy_url)
+    key = settings.master_key.get_secret_value() if settings.master_key else None
+    vault = Vault.load(key, settings.key_file)
+    blobs = open_blob_store(settings.segment_url, s3_endpoint_url=settings.s3_endpoint_url)
+    logs = LogStore(db, blobs, utc_now, max_bytes=settings.log_max_bytes, retention_days=settings.log_retention_days)
+    owner_id = await db.read(bootstrap.owner_id)
+    providers = build_providers(settings, owner_id)
+    try:
+        yield Context(settings, db, vault, logs, utc_now, providers, owner_id)
+    finally:
+        await providers.close()
+        db.close()
+
+
+def build_worker(client: Client, context: Context) -> Worker:
+    """One worker for workflows and activities: kept on one task queue, activities start eagerly."""
+    return Worker(
+        client,
+        task_queue=context.settings.task_queue,
+        workflows=WORKFLOWS,
+        activities=activities_of(context),
+        max_cached_workflows=2_000,
+        max_concurrent_workflow_tasks=50,
+        max_concurrent_activities=200,
+        max_concurrent_local_activities=50,
+        max_heartbeat_throttle_interval=timedelta(seconds=1),
+        default_heartbeat_throttle_interval=timedelta(seconds=1),
+        graceful_shutdown_timeout=_SHUTDOWN,
+    )
+
+
+async def run_worker(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT; polling stops first, then what runs is given a moment."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with open_context(settings) as context:
+        client = await _connect_patiently(settings, context.vault, stop)
+        if client is None:
+            return
+        background = [
+            asyncio.create_task(_beat(context)),
+            asyncio.create_task(sweep_forever(context, client)),
+            asyncio.create_task(_keep_schedules(client, context)),
+        ]
+        try:
+            async with build_worker(client, context):
+                log.info(
+                    "worker_ready", task_queue=settings.task_queue, connections=list(context.providers.by_connection)
+                )
+                await stop.wait()
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+
+
+async def _connect_patiently(settings: Settings, vault: Vault, stop: asyncio.Event) -> Client | None:
+    """Temporal may come up after the worker."""
+    while not stop.is_set():
+        try:
+            return await connect(settings, vault)
+        except RuntimeError as error:
+            log.warning("temporal_unreachable", address=settings.temporal_address, error=str(error)[:200])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1)
+    return None
+
+
+async def _beat(context: Context) -> None:
+    """The lease by which `/readyz` and the sweeps know that a worker is there."""
+    lease = new_id("worker")
+    while True:
+        now = context.clock()
+        await context.db.write(lambda session, now=now: liveness.beat(session, lease, liveness.WORKER, now))  # type: ignore[misc]
+        await asyncio.sleep(_BEAT_SECONDS)
+
+
+async def _keep_schedules(client: Client, context: Context) -> None:
+    """One `Reconcile` per connection and one `Housekeeping`, at the settings' intervals; also once right away."""
+    settings = context.settings
+    for connection_id in context.providers.by_connection:
+        interval = timedelta(seconds=settings.reconcile_interval_seconds)
+        await _schedule(client, settings, f"reconcile-{connection_id}", RECONCILE, [connection_id], interval)
+    interval = timedelta(seconds=settings.retention_interval_seconds)
+    await _schedule(client, settings, "housekeeping", HOUSEKEEPING, [], interval)
+
+
+async def _schedule(
+    client: Client, settings: Settings, name: str, workflow: str, args: list[Any], interval: timedelta
+) -> None:
+    action = ScheduleActionStartWorkflow(workflow, args=args, id=name, task_queue=settings.task_queue)
+    schedule = Schedule(
+        action=action,
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=interval)]),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP),
+    )
+    try:
+        await client.create_schedule(name, schedule, trigger_immediately=True)
+    except ScheduleAlreadyRunningError:
+        handle = client.get_schedule_handle(name)
+
+        def replace(_: ScheduleUpdateInput) -> ScheduleUpdate:
+            return ScheduleUpdate(schedule=schedule)
+
+        await handle.update(replace)
+        await handle.trigger(overlap=ScheduleOverlapPolicy.SKIP)
+
+
+def main() -> None:
+    """Entry point of `headrace worker`. Leaves without the interpreter's finalisation, in which the Temporal core's
+    threads may still call into Python and abort the process."""
+    asyncio.run(run_worker(Settings()))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

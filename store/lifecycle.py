@@ -30,8 +30,11 @@ def request_termination(
     reason: Reason = Reason.USER_REQUESTED,
     message: str | None = None,
     data: dict[str, Any] | None = None,
+    notify_workflow: bool = True,
 ) -> JobState:
     """Ends a job: idempotent, at most one terminate is sent to its workflow. Returns the state that stands.
+
+    `notify_workflow` is False when the workflow itself asks, because a limit binds.
 
     Once an exit report has sealed the outcome (`finalizing`), a terminate only cuts the drain of the logs.
     """
@@ -48,8 +51,8 @@ def request_termination(
     )
     if outcome.applied:
         order_stop(session, job_id, now)
-    if outcome.applied or outcome.state is JobState.FINALIZING:
-        inbox.put(session, job_id, inbox.TERMINATE, now, {"reason": reason.value})
+    if notify_workflow and (outcome.applied or outcome.state is JobState.FINALIZING):
+        inbox.put(session, job_id, inbox.TERMINATE, now, {"cut_drain": not outcome.applied})
     return outcome.state
 
 

@@ -55,7 +55,7 @@ def transition(
     current = JobState(previous)
     allowed = sources_of(wanted) & (only_from or frozenset(JobState))
     if current not in allowed:
-        repeated = current is wanted and _has_event(session, job_id, transition_id)
+        repeated = current is wanted and has_event(session, job_id, transition_id)
         return Outcome(False, current, repeated)
     changes: dict[str, Any] = {"state": wanted.value, **(values or {})}
     if reason is not None:
@@ -77,14 +77,15 @@ def record(
     session: Session, job_id: JobId | str, event: EventType, event_key: str, now: datetime, data: dict[str, Any]
 ) -> bool:
     """Adds an event unless one with the same key is there; says whether it was added. Data must hold no secret."""
-    if _has_event(session, job_id, event_key):
+    if has_event(session, job_id, event_key):
         return False
     session.add(JobEvent(id=new_id("evt"), job_id=job_id, transition_id=event_key, type=event.value, data=data, at=now))
     session.flush()
     return True
 
 
-def _has_event(session: Session, job_id: str, transition_id: str) -> bool:
+def has_event(session: Session, job_id: str, transition_id: str) -> bool:
+    """Whether the transition or event with this id was recorded for the job."""
     return (
         session.exec(
             select(JobEvent.seq).where(JobEvent.job_id == job_id, JobEvent.transition_id == transition_id)

@@ -1,1 +1,1 @@
-
+"""Deterministic orchestration: one file a workflow, import-light."""

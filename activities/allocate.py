@@ -1,0 +1,319 @@
+"""`allocate`: from a job to an instance that a provider has promised.
+
+Order of writes: the attempt's row, then the provider's create, then the handle. Whatever dies in between, the row tells
+what may exist; the next try looks it up by the attempt's id before it asks for anything new.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from sqlmodel import Session
+from temporalio import activity
+
+from activities.context import Context, fenced_job, heartbeating, log
+from activities.failures import REASONS, bounded, retry_after_seconds
+from activities.instances import instance_spec
+from domain.errors import (
+    Ambiguous,
+    AuthError,
+    BillingBlocked,
+    NoCapacity,
+    PermissionDenied,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+)
+from domain.ids import AttemptId
+from domain.limits import accrued, affordable, cost_deadline, runtime_deadline
+from domain.money import UsdPerHour
+from domain.offers import Offer
+from domain.placement import Menu, menu, only_too_dear
+from domain.spec import JobSpec
+from domain.states import JobState, Reason
+from providers.base import Handle, OfferQuery, Provider
+from store import attempts
+from store.attempts import SlotsTaken
+from store.tables import Instance, Job
+from workflows.contract import AllocateInput, Allocation, AllocationOutcome, Deadline
+
+_MOVES_ON = (NoCapacity, QuotaExceeded, AuthError, PermissionDenied, BillingBlocked)
+_LOOKUPS = 6
+_SLOT_ROUND_SECONDS = 20.0
+_SLOT_POLL_SECONDS = 1.0
+_MOST_WAITING = 50
+
+
+class AllocateActivities:
+    """Walks the placement menu."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting = 0
+
+    @activity.defn
+    async def allocate(self, request: AllocateInput) -> Allocation:
+        """One walk down the menu. Repeatable: an attempt that is already open is finished, not doubled."""
+        async with heartbeating():
+            job = await self._context.db.read(lambda session: _unlocked(session, request))
+            if JobState(job.state) in {JobState.TERMINATING, JobState.TERMINATED}:
+                return Allocation(AllocationOutcome.STOPPED)
+            resumed = await self._resume(job, request)
+            return resumed or await self._walk(job, request)
+
+    # An attempt that an earlier try left open ---------------------------------------------------------------------
+
+    async def _resume(self, job: Job, request: AllocateInput) -> Allocation | None:
+        instance = await self._context.db.read(lambda session: attempts.current_attempt(session, job.id))
+        if instance is None:
+            return None
+        offer = Offer.model_validate(instance.offer)
+        if instance.handle is not None:
+            return await self._allocation(job, instance, offer)
+        return await self._create(job, request, instance, offer, known=True)
+
+    # The walk -----------------------------------------------------------------------------------------------------
+
+    async def _walk(self, job: Job, request: AllocateInput) -> Allocation:
+        spec = JobSpec.model_validate(job.spec)
+        result, failures = await self._menu(job, spec, request.rejected)
+        if not result.offers:
+            return _nothing_eligible(result, failures, request.rejected)
+        last: ProviderError | None = None
+        for offer in result.offers:
+            minted = await self._mint(job, request, offer)
+            if minted is None:
+                return Allocation(AllocationOutcome.STOPPED)
+            if isinstance(minted, SlotsTaken):
+                last = NoCapacity(minted.message)
+                continue
+            try:
+                allocation = await self._create(job, request, minted, offer, known=False)
+            except _MOVES_ON as error:
+                last = error
+                continue
+            if allocation is not None:
+                return allocation
+        message = bounded(last.message) if last else "no offer could be had"
+        reason = REASONS.get(last.kind, Reason.PROVIDER_ERROR) if last else Reason.CAPACITY_UNAVAILABLE
+        return Allocation(AllocationOutcome.EXHAUSTED, reason=reason, message=f"no capacity: {message}")
+
+    async def _menu(self, job: Job, spec: JobSpec, rejected: Iterable[str]) -> tuple[Menu, list[ProviderError]]:
+        query = OfferQuery(spec.compute.accelerator, spec.compute.gpu_count)
+        offers: list[Offer] = []
+        failures: list[ProviderError] = []
+        for provider in self._context.providers.by_connection.values():
+            try:
+                offers += await provider.offers(query)
+            except ProviderError as error:
+                failures.append(error)
+                log.warning("offers_unavailable", provider=provider.name, kind=error.kind, job_id=job.id)
+        now = self._context.clock()
+        spent = await self._context.db.read(lambda session: accrued(attempts.metered(session, [job.id])[job.id], now))
+        chosen = menu(spec, offers, self._context.providers.capabilities, spent=spent, rejected=frozenset(rejected))
+        return chosen, failures
+
+    async def _mint(self, job: Job, request: AllocateInput, offer: Offer) -> Instance | SlotsTaken | None:
+        """The attempt's row; waits a while for a slot where the backend has a number of them. None: stop."""
+        provider = self._context.providers.of(offer.connection_id)
+        slots: int | None = getattr(provider, "slots", None)
+        single_tenant = slots is not None and not self._context.settings.local_multi_tenant
+
+        def mint(session: Session) -> Instance | SlotsTaken | None:
+            row = fenced_job(session, request.job_id, request.token)
+            if JobState(row.state) is not JobState.ALLOCATING:
+                return None
+            now = self._context.clock()
+            return attempts.mint(session, row, offer, now, slots=slots, single_tenant=single_tenant)
+
+        until = asyncio.get_running_loop().time() + _SLOT_ROUND_SECONDS
+        while True:
+            minted = await self._context.db.write(mint)
+            remaining = until - asyncio.get_running_loop().time()
+            if not isinstance(minted, SlotsTaken) or remaining <= 0 or self._waiting >= _MOST_WAITING:
+                return minted
+            await self._wait_for_slot(min(remaining, _SLOT_POLL_SECONDS))
+
+    async def _wait_for_slot(self, seconds: float) -> None:
+        self._waiting += 1
+        try:
+            async with self._context.slot_freed:
+                await asyncio.wait_for(self._context.slot_freed.wait(), seconds)
+        except TimeoutError:
+            return
+        finally:
+            self._waiting -= 1
+
+    # Create -------------------------------------------------------------------------------------------------------
+
+    async def _create(
+        self, job: Job, request: AllocateInput, instance: Instance, offer: Offer, *, known: bool
+    ) -> Allocation | None:
+        """Rents the offer for the attempt. None: the provider refused the request itself, the next offer is tried.
+
+        The call runs as a task of its own: when this activity is cancelled, the call's answer is still written down.
+        """
+        provider = self._context.providers.of(offer.connection_id)
+        call = asyncio.create_task(self._create_or_adopt(job, provider, instance, offer, known))
+        self._context.in_flight[instance.id] = call
+        call.add_done_callback(lambda _: self._context.in_flight.pop(instance.id, None))
+        handle = await asyncio.shield(call)
+        if handle is None:
+            return None
+        return await self._judge_price(job, request, instance, offer, handle)
+
+    async def _create_or_adopt(
+        self, job: Job, provider: Provider, instance: Instance, offer: Offer, known: bool
+    ) -> Handle | None:
+        try:
+            handle = await self._ask(job, provider, instance, offer, known)
+        except ProviderError as error:
+            await self._record_refusal(instance, error)
+            if isinstance(error, _MOVES_ON):
+                raise
+            return None
+        await self._record_handle(instance, offer, handle)
+        return handle
+
+    async def _ask(self, job: Job, provider: Provider, instance: Instance, offer: Offer, known: bool) -> Handle:
+        attempt, spec = AttemptId(instance.id), instance_spec(self._context, job, instance)
+        pause = 0.5
+        while True:
+            if known:
+                # The attempt may exist already, and listings lag: look for it several times before asking again.
+                found = await self._look_up(provider, attempt)
+                if found:
+                    return found[0]
+            try:
+                return await provider.create(spec, offer)
+            except Ambiguous as error:
+                log.warning("create_ambiguous", attempt_id=attempt, provider=provider.name, message=error.message)
+                known = True
+            except RateLimited as error:
+                pause = retry_after_seconds(error, pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 15)
+
+    async def _look_up(self, provider: Provider, attempt: AttemptId) -> list[Handle]:
+        for number in range(_LOOKUPS):
+            try:
+                found = await provider.find(attempt)
+            except ProviderError as error:
+                log.warning("lookup_failed", attempt_id=attempt, provider=provider.name, kind=error.kind)
+                found = []
+            if found:
+                return found
+            await asyncio.sleep(min(0.25 * 2**number, 4))
+        return []
+
+    async def _record_refusal(self, instance: Instance, error: ProviderError) -> None:
+        now, message = self._context.clock(), bounded(error.message)
+
+        def refuse(session: Session) -> None:
+            row = attempts.locked(session, instance.id)
+            attempts.refused(session, row, error.kind, message, now)
+            note = f"{row.provider} refused {row.offer['provider_sku']} ({error.kind}): {message}"
+            self._context.logs.append_system(session, row.job_id, [note], now)
+
+        await self._context.db.write(refuse)
+        await self._context.announce_free_slot()
+
+    async def _record_handle(self, instance: Instance, offer: Offer, handle: Handle) -> None:
+        now = self._context.clock()
+        price = offer.price_usd_hr if handle.price_usd_hr is None else handle.price_usd_hr
+        source = offer.price_source if handle.price_usd_hr is None else "create answer"
+
+        def store(session: Session) -> None:
+            row = attempts.locked(session, instance.id)
+            attempts.allocated(session, row, handle.model_dump(mode="json"), price, source, now)
+            note = f"allocated {offer.provider_sku} in {offer.region} from {offer.provider} at {price} USD/h"
+            self._context.logs.append_system(session, row.job_id, [note], now)
+
+        await self._context.db.write(store)
+
+    # Money --------------------------------------------------------------------------------------------------------
+
+    async def _judge_price(
+        self, job: Job, request: AllocateInput, instance: Instance, offer: Offer, handle: Handle
+    ) -> Allocation:
+        """The price of the create answer counts: one that breaks the limits is deleted, and the next offer tried."""
+        spec = JobSpec.model_validate(job.spec)
+        price = offer.price_usd_hr if handle.price_usd_hr is None else handle.price_usd_hr
+        now = self._context.clock()
+        spent_before = await self._context.db.read(
+            lambda session: accrued(attempts.metered(session, [job.id])[job.id], now)
+        )
+        first_unit = price * offer.pricing_model.unit_seconds / Decimal(3600)
+        ceiling = spec.placement.max_price_usd_hr
+        too_dear = (ceiling is not None and price > ceiling) or not affordable(
+            UsdPerHour(price),
+            offer.pricing_model.unit_seconds,
+            offer.teardown_seconds,
+            max(Decimal(0), spent_before - first_unit),
+            spec.limits.max_cost_usd,
+        )
+        if not too_dear:
+            return await self._allocation(job, instance, offer)
+        message = (
+            f"the create answer's price of {price} USD/h breaks the job's limits (offered at {offer.price_usd_hr})"
+        )
+
+        def reject(session: Session) -> None:
+            fenced_job(session, request.job_id, request.token)
+            row = attempts.locked(session, instance.id)
+            attempts.give_up(session, row, Reason.MAX_COST_EXCEEDED, message, now, retry=True)
+            self._context.logs.append_system(session, job.id, [message], now)
+
+        await self._context.db.write(reject)
+        return Allocation(AllocationOutcome.TOO_DEAR, attempt_id=instance.id, offer_id=offer.id, message=message)
+
+    async def _allocation(self, job: Job, instance: Instance, offer: Offer) -> Allocation:
+        now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
+
+        def compute(session: Session) -> Deadline | None:
+            row = session.get(Job, job.id)
+            assert row is not None
+            return _deadline(session, row, now, drain)
+
+        deadline = await self._context.db.read(compute)
+        return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_id=offer.id, deadline=deadline)
+
+
+def _unlocked(session: Session, request: AllocateInput) -> Job:
+    return fenced_job(session, request.job_id, request.token)
+
+
+def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tuple[str, ...]) -> Allocation:
+    if failures:
+        # A backend that could not be asked may have what is wanted.
+        last = failures[-1]
+        return Allocation(
+            AllocationOutcome.EXHAUSTED,
+            reason=REASONS.get(last.kind, Reason.PROVIDER_ERROR),
+            message=f"offers could not be read: {bounded(last.message)}",
+        )
+    if only_too_dear(result):
+        return Allocation(AllocationOutcome.IMPOSSIBLE, reason=Reason.MAX_COST_EXCEEDED, message=result.explain())
+    text = "no eligible offer is left" if rejected else "no eligible offer"
+    return Allocation(
+        AllocationOutcome.IMPOSSIBLE, reason=Reason.CAPACITY_UNAVAILABLE, message=f"{text}: {result.explain()}"
+    )
+
+
+def _deadline(session: Session, job: Job, now: datetime, drain_seconds: float) -> Deadline | None:
+    """The earlier of the two limits' moments."""
+    limits = JobSpec.model_validate(job.spec).limits
+    candidates: list[Deadline] = []
+    if limits.max_runtime_hours is not None and job.allocated_at is not None:
+        at = runtime_deadline(job.allocated_at, limits.max_runtime_hours)
+        message = f"max_runtime_hours {limits.max_runtime_hours} was reached"
+        candidates.append(Deadline(at, Reason.MAX_RUNTIME_EXCEEDED, message))
+    if limits.max_cost_usd is not None:
+        metered = attempts.metered(session, [job.id], drain_seconds)[job.id]
+        moment = cost_deadline(metered, limits.max_cost_usd, now)
+        if moment is not None:
+            message = f"max_cost_usd {limits.max_cost_usd} would be exceeded"
+            candidates.append(Deadline(moment, Reason.MAX_COST_EXCEEDED, message))
+    longest = now + timedelta(days=3650)
+    return min((c for c in candidates if c.at < longest), key=lambda c: c.at, default=None)

@@ -1,0 +1,98 @@
+"""What every activity works with, and the helpers that they share."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+from pydantic import SecretStr
+from sqlmodel import Session
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from agent.script import agent_script
+from domain.clock import Clock
+from domain.ids import AttemptId
+from providers.registry import Providers
+from settings import Settings
+from store.db import Database
+from store.logs.store import LogStore
+from store.tables import Job
+from store.vault import Vault
+from workflows.contract import FailureType
+
+log = structlog.get_logger()
+
+_HEARTBEAT_SECONDS = 5.0
+
+
+@dataclass
+class Context:
+    """One per worker process."""
+
+    settings: Settings
+    db: Database
+    vault: Vault
+    logs: LogStore
+    clock: Clock
+    providers: Providers
+    owner_id: str
+    in_flight: dict[str, "asyncio.Task[object]"] = field(default_factory=dict)
+    """Provider calls under way in this process, by attempt: a deletion ends them first, so that nothing appears
+    behind its back."""
+    slot_freed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def say(self, job_id: str, *messages: str, instance_rank: int | None = None) -> None:
+        """System log lines of a job."""
+        now = self.clock()
+        await self.db.write(
+            lambda session: self.logs.append_system(session, job_id, messages, now, instance_rank=instance_rank)
+        )
+
+    async def announce_free_slot(self) -> None:
+        """Wakes the allocations that wait for one in this process."""
+        async with self.slot_freed:
+            self.slot_freed.notify_all()
+
+    @property
+    def agent_script(self) -> str:
+        return agent_script()
+
+    def bootstrap_token(self, attempt_id: AttemptId) -> SecretStr:
+        """The agent's first credential."""
+        return SecretStr(self.vault.bootstrap_token(attempt_id))
+
+
+def fenced_job(session: Session, job_id: str, token: int) -> Job:
+    """The job's row, if the run that holds `token` is still the one that may write.
+
+    Raises:
+        ApplicationError: `fenced`, not retryable: another run has claimed the job.
+    """
+    job = session.get(Job, job_id, with_for_update=True)
+    if job is None:
+        raise ApplicationError(f"no job {job_id}", type=FailureType.FENCED, non_retryable=True)
+    if job.run_token != token:
+        raise ApplicationError(
+            f"{job_id} was claimed by run number {job.run_token}; this is number {token}",
+            type=FailureType.FENCED,
+            non_retryable=True,
+        )
+    return job
+
+
+@asynccontextmanager
+async def heartbeating(details: Callable[[], Sequence[object]] = tuple) -> AsyncIterator[None]:
+    """Heartbeats while the body runs, so that a dead worker is noticed and a cancellation arrives."""
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat(*details())
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,43 @@
+"""The edge between provider errors and Temporal: one table from class to failure type and retryability."""
+
+from temporalio.exceptions import ApplicationError
+
+from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError, ProviderRejected, RateLimited
+from domain.states import Reason
+from workflows.contract import FailureType
+
+_MESSAGE_CHARACTERS = 2_000
+_FINAL: dict[type[ProviderError], str] = {
+    ImagePullFailed: FailureType.IMAGE_PULL_FAILED,
+    BootstrapFailed: FailureType.BOOTSTRAP_FAILED,
+    ProviderRejected: ProviderRejected.kind,
+}
+
+# Why the job failed when this was the last word of the last offer.
+REASONS: dict[str, Reason] = {
+    "no_capacity": Reason.CAPACITY_UNAVAILABLE,
+    "quota_exceeded": Reason.QUOTA_EXCEEDED,
+    "auth": Reason.PROVIDER_AUTH_FAILED,
+    "permission": Reason.PROVIDER_AUTH_FAILED,
+    "billing": Reason.PROVIDER_AUTH_FAILED,
+}
+
+
+def bounded(message: str) -> str:
+    """A provider's message may be megabytes; a Temporal payload may not."""
+    return message if len(message) <= _MESSAGE_CHARACTERS else message[:_MESSAGE_CHARACTERS] + "... (shortened)"
+
+
+def to_application_error(error: ProviderError) -> ApplicationError:
+    """The failure that the workflow sees; those that repeating cannot change are not retried."""
+    for cls, failure_type in _FINAL.items():
+        if isinstance(error, cls):
+            return ApplicationError(bounded(error.message), type=failure_type, non_retryable=True)
+    return ApplicationError(bounded(error.message), type=error.kind)
+
+
+def retry_after_seconds(error: ProviderError, default: float) -> float:
+    """How long to wait before the next call: the provider's word where it gave one, at most a minute."""
+    if isinstance(error, RateLimited) and error.retry_after_seconds is not None:
+        return min(error.retry_after_seconds, 60)
+    return default

@@ -1,0 +1,53 @@
+"""`keep_house`: seals the logs of finished jobs, enforces log retention, prunes bookkeeping rows."""
+
+from datetime import timedelta
+
+from sqlalchemy import delete
+from sqlmodel import Session, col, select
+from temporalio import activity
+
+from activities.context import Context, heartbeating
+from store import liveness
+from store.tables import InboxRow, Job, LogChunk
+
+_DELIVERED_KEPT = timedelta(days=7)
+_BATCH = 200
+
+
+class HousekeepingActivities:
+    """Work that no job waits for."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @activity.defn
+    async def keep_house(self) -> str:
+        """One round; repeatable at any time. Answers what it did."""
+        async with heartbeating():
+            now = self._context.clock()
+            sealed = 0
+            for job_id in await self._context.db.read(_finished_with_hot_logs):
+                await self._context.logs.seal(job_id)
+                sealed += 1
+            trimmed = await self._context.logs.enforce_retention(now)
+            old = now - _DELIVERED_KEPT
+
+            def prune(session: Session) -> None:
+                # A delivered start or terminate of a live job keeps its duplicate out; those of finished jobs may go.
+                finished = select(Job.id).where(col(Job.terminal_at).is_not(None), col(Job.terminal_at) < old)
+                session.exec(delete(InboxRow).where(col(InboxRow.job_id).in_(finished)))
+                liveness.prune(session, old)
+
+            await self._context.db.write(prune)
+            return f"{sealed} logs sealed, {trimmed} segments removed"
+
+
+def _finished_with_hot_logs(session: Session) -> list[str]:
+    query = (
+        select(LogChunk.job_id)
+        .join(Job, col(Job.id) == col(LogChunk.job_id))
+        .where(col(LogChunk.segment).is_(None), col(Job.terminal_at).is_not(None))
+        .distinct()
+        .limit(_BATCH)
+    )
+    return list(session.exec(query).all())

@@ -1,0 +1,153 @@
+"""`provision`: from an allocated instance to an agent that has said hello."""
+
+import asyncio
+
+from sqlmodel import Session
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.context import Context, fenced_job, heartbeating, log
+from activities.failures import bounded, to_application_error
+from activities.instances import instance_spec
+from domain.errors import BootstrapFailed, ProviderError
+from domain.states import EventType, JobState
+from providers.base import Handle, InstanceView, Provider, ProviderState
+from store import attempts
+from store.tables import Instance, Job
+from store.transitions import record
+from workflows.contract import AttemptInput, FailureType, Provisioned
+
+_FIRST_POLL_SECONDS = 0.005
+_LONGEST_POLL_SECONDS = 1.0
+_PROVIDER_POLL_SECONDS = 2.0
+
+
+class ProvisionActivities:
+    """Boots an attempt and watches it until its agent connects."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @activity.defn
+    async def provision(self, request: AttemptInput) -> Provisioned:
+        """Ends with the agent's hello; fails with what the provider or the image did wrong. Repeatable."""
+        async with heartbeating():
+            job, instance = await self._context.db.read(lambda session: self._rows(session, request))
+            if instance.hello_at is None:
+                await self._boot(job, instance)
+            return await self._await_hello(request, instance)
+
+    def _rows(self, session: Session, request: AttemptInput) -> tuple[Job, Instance]:
+        job = fenced_job(session, request.job_id, request.token)
+        instance = attempts.peek(session, request.attempt_id)
+        _refuse_when_stopped(job, instance)
+        return job, instance
+
+    async def _boot(self, job: Job, instance: Instance) -> None:
+        provider = self._context.providers.of(instance.connection_id)
+        handle = Handle.model_validate(instance.handle)
+        spec = instance_spec(self._context, job, instance)
+
+        async def progress(line: str) -> None:
+            activity.heartbeat(bounded(line))
+            await self._context.say(job.id, bounded(line))
+
+        call = asyncio.create_task(provider.provision(handle, spec, progress))
+        self._context.in_flight[instance.id] = call
+        try:
+            booted = await call
+        except ProviderError as error:
+            await self._context.say(job.id, f"provisioning failed ({error.kind}): {bounded(error.message)}")
+            raise to_application_error(error) from error
+        finally:
+            self._context.in_flight.pop(instance.id, None)
+            if not call.done():
+                call.cancel()
+        stopped = await self._store(instance, booted)
+        if stopped:
+            # The deletion was asked for while the provider was starting it: nothing may be left behind its back.
+            await provider.terminate(booted)
+            raise ApplicationError("stopped while booting", type=FailureType.STOPPED, non_retryable=True)
+
+    async def _store(self, instance: Instance, booted: Handle) -> bool:
+        now = self._context.clock()
+
+        def store(session: Session) -> bool:
+            row = attempts.locked(session, instance.id)
+            row.handle = booted.model_dump(mode="json")
+            session.add(row)
+            notice = booted.data.get("notice")
+            if notice:
+                data = {"instance_id": row.id, "message": notice}
+                if record(session, row.job_id, EventType.SANDBOXED, f"notice-{row.id}", now, data):
+                    self._context.logs.append_system(session, row.job_id, [str(notice)], now)
+            return row.delete_requested_at is not None
+
+        return await self._context.db.write(store)
+
+    async def _await_hello(self, request: AttemptInput, instance: Instance) -> Provisioned:
+        provider = self._context.providers.of(instance.connection_id)
+        pause, loop = _FIRST_POLL_SECONDS, asyncio.get_running_loop()
+        look_at = loop.time() + _PROVIDER_POLL_SECONDS
+        while True:
+            _, row = await self._context.db.read(lambda session: self._rows(session, request))
+            if row.hello_at is not None:
+                await self._store_endpoints(provider, row)
+                return Provisioned(started=row.started_at is not None)
+            if loop.time() >= look_at:
+                await self._check(provider, row)
+                look_at = loop.time() + _PROVIDER_POLL_SECONDS
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+
+    async def _store_endpoints(self, provider: Provider, instance: Instance) -> None:
+        job_ports = instance.handle is not None and instance.handle.get("data", {}).get("published")
+        if not job_ports:
+            return
+        try:
+            view = await provider.get(Handle.model_validate(instance.handle))
+        except ProviderError as error:
+            log.warning("endpoints_unknown", attempt_id=instance.id, kind=error.kind)
+            return
+        if view is None or not view.endpoints:
+            return
+        shown = [{"name": e.name, "protocol": e.protocol, "host": e.host, "port": e.port} for e in view.endpoints]
+
+        def store(session: Session) -> None:
+            row = attempts.locked(session, instance.id)
+            row.endpoints = shown
+            session.add(row)
+
+        await self._context.db.write(store)
+
+    async def _check(self, provider: Provider, instance: Instance) -> None:
+        """Ends the wait when the instance cannot say hello any more."""
+        handle = Handle.model_validate(instance.handle)
+        try:
+            view = await provider.get(handle)
+        except ProviderError as error:
+            log.warning("instance_unknown", attempt_id=instance.id, kind=error.kind)
+            return
+        if view is None or view.state in {ProviderState.GONE, ProviderState.INTERRUPTED}:
+            why = view.message if view is not None and view.message else "the provider no longer has it"
+            raise ApplicationError(bounded(why), type=FailureType.INSTANCE_GONE, non_retryable=True)
+        if view.state in {ProviderState.EXITED, ProviderState.FAILED}:
+            raise to_application_error(BootstrapFailed(await self._diagnose(provider, handle, view)))
+
+    async def _diagnose(self, provider: Provider, handle: Handle, view: InstanceView) -> str:
+        """Why the agent never connected, from the instance's own output where the provider shows it."""
+        try:
+            output = (await provider.logs(handle, None)).text.strip()
+        except ProviderError:
+            output = ""
+        faults = [line for line in output.splitlines() if "headrace-agent: fault:" in line]
+        if faults:
+            return faults[-1].split("fault:", 1)[1].strip()
+        ended = "" if view.exit_code is None else f" with exit code {view.exit_code}"
+        tail = output[-500:]
+        return f"the instance ended{ended} before the agent connected. {view.message} {tail}".strip()
+
+
+def _refuse_when_stopped(job: Job, instance: Instance) -> None:
+    if JobState(job.state) is JobState.TERMINATING or instance.delete_requested_at is not None:
+        raise ApplicationError(f"{job.id} is being terminated", type=FailureType.STOPPED, non_retryable=True)

@@ -1,0 +1,67 @@
+"""`reconcile_connection`: what a provider has, against the rows. Unknown instances with our owner id are deleted."""
+
+from datetime import timedelta
+
+from sqlmodel import Session, col, select
+from temporalio import activity
+
+from activities.context import Context, heartbeating, log
+from domain.errors import ProviderError
+from providers.base import InstanceView, ProviderState
+from store.tables import Instance, OrphanSighting
+
+
+class ReconcileActivities:
+    """One look per connection, for all jobs."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @activity.defn
+    async def reconcile_connection(self, connection_id: str) -> str:
+        """Deletes what no open attempt explains, once it was seen for the grace. Answers what it found."""
+        async with heartbeating():
+            provider = self._context.providers.of(connection_id)
+            try:
+                views = [v for v in await provider.list_owned() if v.state is not ProviderState.GONE]
+            except ProviderError as error:
+                return f"{connection_id}: the list could not be read ({error.kind}): {error.message}"
+            orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
+            deleted = 0
+            for view in orphans:
+                log.error("orphan_found", provider=provider.name, provider_id=view.handle.provider_id)
+                try:
+                    await provider.terminate(view.handle)
+                    deleted += 1
+                except ProviderError as error:
+                    log.error("orphan_not_deleted", provider_id=view.handle.provider_id, kind=error.kind)
+            return f"{connection_id}: {len(views)} instances, {deleted} orphans deleted"
+
+    def _due_orphans(self, session: Session, connection_id: str, views: list[InstanceView]) -> list[InstanceView]:
+        """Remembers when each unexplained instance was first seen; those seen for the grace are due."""
+        now = self._context.clock()
+        grace = timedelta(seconds=self._context.settings.orphan_grace_seconds)
+        known = set(
+            session.exec(
+                select(Instance.id).where(
+                    col(Instance.id).in_([v.attempt_id for v in views if v.attempt_id]),
+                    col(Instance.confirmed_absent_at).is_(None),
+                )
+            ).all()
+        )
+        unexplained = {v.handle.provider_id: v for v in views if v.attempt_id not in known}
+        sightings = {
+            s.provider_id: s
+            for s in session.exec(select(OrphanSighting).where(OrphanSighting.connection_id == connection_id)).all()
+        }
+        for provider_id, sighting in sightings.items():
+            if provider_id not in unexplained:
+                session.delete(sighting)
+        for provider_id in unexplained.keys() - sightings.keys():
+            session.add(OrphanSighting(provider_id=provider_id, connection_id=connection_id, first_seen_at=now))
+        return [
+            view
+            for provider_id, view in unexplained.items()
+            if (grace <= timedelta(0))
+            or (provider_id in sightings and now - sightings[provider_id].first_seen_at >= grace)
+        ]

@@ -1,0 +1,224 @@
+"""What crosses between workflows, activities and the dispatcher: names, signals and values.
+
+Values hold references and small facts only (ids, deadlines, reasons): histories stay small and free of secrets.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from domain.states import JobState, Reason
+
+COMPUTE_JOB = "ComputeJob"
+DEALLOCATION = "Deallocation"
+RECOVER = "Recover"
+RECONCILE = "Reconcile"
+HOUSEKEEPING = "Housekeeping"
+
+
+def deallocation_id(attempt_id: str) -> str:
+    """One deletion per attempt, whoever asks for it."""
+    return f"dealloc-{attempt_id}"
+
+
+def recover_id(job_id: str) -> str:
+    return f"recover-{job_id}"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Time-outs in seconds, read from the settings once and carried in the history, so that a replay knows them."""
+
+    provisioning_timeout: float
+    launch_timeout: float
+    contact_timeout: float
+    finalize_grace: float
+    terminate_drain: float
+    delete_accept: float
+    capacity_wait: float
+    max_attempts: int
+    retries_on_loss: int
+    """How often a lost or preempted attempt is replaced by a new one; 0 unless the job asked for it."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """State that continue-as-new carries over while an attempt is being followed."""
+
+    attempt_id: str
+    stream_number: int
+    attempts: int
+    losses: int
+    rejected: tuple[str, ...]
+    capacity_until: datetime
+    deadline: "Deadline | None"
+
+
+@dataclass(frozen=True)
+class JobInput:
+    job_id: str
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Answer of `claim_job`. `token` fences every later write of the run."""
+
+    token: int
+    state: JobState
+    policy: Policy
+    open_attempts: tuple[str, ...]
+    """Attempts that are not confirmed absent."""
+    finalizing_attempt: str | None = None
+    """The attempt whose exit has already sealed the outcome."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When a limit must end the job, and which."""
+
+    at: datetime
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class JobRef:
+    job_id: str
+    token: int
+
+
+@dataclass(frozen=True)
+class AllocateInput:
+    job_id: str
+    token: int
+    rejected: tuple[str, ...] = ()
+
+
+class AllocationOutcome(StrEnum):
+    ALLOCATED = "allocated"
+    EXHAUSTED = "exhausted"
+    """No offer could be had now; another round may succeed."""
+    IMPOSSIBLE = "impossible"
+    """No offer fits the request; waiting changes nothing."""
+    TOO_DEAR = "too_dear"
+    """The create answer's price breaks the limits: `attempt_id` must be deleted, its offer is not tried again."""
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    outcome: AllocationOutcome
+    attempt_id: str | None = None
+    offer_id: str | None = None
+    deadline: Deadline | None = None
+    reason: Reason | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class AttemptInput:
+    job_id: str
+    token: int
+    attempt_id: str
+
+
+@dataclass(frozen=True)
+class Provisioned:
+    """`started`: the workload's start had been reported before provisioning was seen to end."""
+
+    started: bool
+
+
+class StreamOutcome(StrEnum):
+    EXITED = "exited"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """How following an attempt ended. `drained`: all output up to the exit is stored."""
+
+    outcome: StreamOutcome
+    drained: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class DrainInput:
+    attempt_id: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FailAttemptInput:
+    job_id: str
+    token: int
+    attempt_id: str
+    reason: Reason
+    message: str
+    retry: bool
+    """Whether the job goes back to allocating."""
+
+
+@dataclass(frozen=True)
+class TerminationInput:
+    job_id: str
+    token: int
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class SettleInput:
+    """The terminal transition. `attempt_id`: by its exit report; else `reason`: failed; else terminated."""
+
+    job_id: str
+    token: int
+    attempt_id: str | None = None
+    reason: Reason | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class DeallocationInput:
+    job_id: str
+    attempt_id: str
+    drain_seconds: float = 0
+
+
+@dataclass(frozen=True)
+class Deallocated:
+    gone: bool
+
+
+@dataclass(frozen=True)
+class TerminateSignal:
+    """`cut_drain`: the outcome is sealed already; only the waiting for the last log bytes ends."""
+
+    cut_drain: bool = False
+
+
+@dataclass(frozen=True)
+class Status:
+    """Answer of the `status` query, for operators. Spend is the read model's to tell; deadlines are exact."""
+
+    phase: str
+    attempt_id: str | None
+    attempts: int
+    deadline: Deadline | None
+    capacity_until: datetime | None
+    stopping: str | None
+    open_deletions: list[str] = field(default_factory=list)
+
+
+class FailureType(StrEnum):
+    """Types of application errors that activities raise: what an operator reads in the Temporal UI."""
+
+    FENCED = "fenced"
+    STOPPED = "stopped"
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    BOOTSTRAP_FAILED = "bootstrap_failed"
+    INSTANCE_GONE = "instance_gone"
+    NOT_YET_GONE = "not_yet_gone"
