@@ -36,6 +36,7 @@ class Settings(BaseSettings):
 
     api_host: str = "127.0.0.1"
     api_port: int = 8080
+    body_timeout_seconds: float = Field(default=30, gt=0, description="A request's body must arrive within this time.")
     public_url: str | None = Field(default=None, description="Where remote agents reach the API, https://...")
     hf_endpoint: str = Field(
         default="https://huggingface.co", description="Injected into every workload as HF_ENDPOINT."

@@ -1,1 +1,9 @@
+"""The Compute API, `/api/v1/compute`."""
 
+from fastapi import APIRouter
+
+from api.compute import accelerators, history, jobs, not_implemented
+
+router = APIRouter(prefix="/api/v1/compute")
+for part in (accelerators, jobs, history, not_implemented):
+    router.include_router(part.router)

@@ -1,0 +1,29 @@
+"""The public API as an ASGI application."""
+
+from fastapi import FastAPI
+
+from api import codec, compute, docs, errors, health
+from api.boundary import Boundary
+from api.limits import BodyLimits
+from api.services import Services
+
+
+def create_app(services: Services) -> FastAPI:
+    """All routes over `services`. It starts nothing: the tasks beside it are `api.server`'s."""
+    app = FastAPI(
+        title="Headrace",
+        version="0.1.0",
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    errors.install(app)
+    app.include_router(compute.router)
+    app.include_router(health.router)
+    app.include_router(codec.router)
+    docs.install(app)
+    app.add_middleware(BodyLimits, timeout_seconds=services.settings.body_timeout_seconds)
+    app.add_middleware(Boundary)
+    return app

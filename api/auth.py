@@ -1,0 +1,75 @@
+"""Who calls: the bearer key, what its role may do, and on whose behalf."""
+
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from api.services import Services
+from domain.errors import Forbidden, InvalidRequest, NotAuthenticated
+from domain.roles import Role
+from store.access import Principal, authenticate
+
+_bearer = HTTPBearer(auto_error=False, scheme_name="api_key", description="An API key of Headrace, `hr_...`.")
+_TOKEN_LENGTH = 256
+_ON_BEHALF_OF_LENGTH = 256
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+async def authenticated(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Principal:
+    """Raises NotAuthenticated without a key, or with one that is unknown or revoked."""
+    if credentials is None:
+        raise NotAuthenticated("an API key is wanted: `Authorization: Bearer <key>`")
+    token = credentials.credentials
+    principal = None
+    if len(token) <= _TOKEN_LENGTH:
+        principal = await services_of(request).db.read(lambda session: authenticate(session, token))
+    if principal is None:
+        raise NotAuthenticated("this API key is not known, or was revoked")
+    return principal
+
+
+async def authorized_to_write(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
+    """Raises Forbidden for a role that only reads."""
+    if principal.role is Role.VIEWER:
+        raise Forbidden(f"a key with the role {principal.role} reads only; this needs {Role.MEMBER} or more")
+    return principal
+
+
+def on_behalf_of(
+    value: Annotated[
+        str | None,
+        Header(
+            alias="X-On-Behalf-Of",
+            description=f"An external end user's id, up to {_ON_BEHALF_OF_LENGTH} printable characters; stored on "
+            "what the request creates.",
+        ),
+    ] = None,
+) -> str | None:
+    """The end user whom a gateway names, checked; None when it names none."""
+    if not value:
+        return None
+    try:
+        # Header bytes reach us as Latin-1; people's names arrive as UTF-8.
+        value = value.encode("latin-1").decode()
+    except UnicodeError:
+        raise InvalidRequest("X-On-Behalf-Of: is not UTF-8", field="X-On-Behalf-Of") from None
+    if len(value) > _ON_BEHALF_OF_LENGTH or not value.isprintable():
+        raise InvalidRequest(
+            f"X-On-Behalf-Of: at most {_ON_BEHALF_OF_LENGTH} printable characters",
+            field="X-On-Behalf-Of",
+            limit=_ON_BEHALF_OF_LENGTH,
+        )
+    return value
+
+
+ServicesOf = Annotated[Services, Depends(services_of)]
+Reader = Annotated[Principal, Depends(authenticated)]
+Writer = Annotated[Principal, Depends(authorized_to_write)]
+OnBehalfOf = Annotated[str | None, Depends(on_behalf_of)]

@@ -1,0 +1,25 @@
+"""Parameters and error answers that the operations of the Compute API share, for the OpenAPI document."""
+
+from typing import Any
+
+from api.compute.schemas import ErrorEnvelope
+
+_MEANINGS = {
+    400: "A header is missing, the body is no JSON, or the cursor is not of this list.",
+    401: "No API key, or one that is unknown or revoked.",
+    403: "The organization is not enabled, or the key's role may not do this.",
+    404: "There is no such resource, or it belongs to another organization.",
+    408: "The body did not arrive in time.",
+    409: "The request contradicts the state of the resource.",
+    413: "The body is larger than 8 MiB.",
+    422: "A field is wrong; `details` names it and the limit.",
+    501: "A documented operation that this version does not have.",
+    503: "A part that the request needs is down; safe to repeat.",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documented error answers of an operation: those of every one, and `statuses`."""
+    return {
+        status: {"model": ErrorEnvelope, "description": _MEANINGS[status]} for status in sorted({401, 503, *statuses})
+    }

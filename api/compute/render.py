@@ -1,0 +1,197 @@
+"""Rows as answers. What a job ran (command, environment, secrets) is not among what is read, so it cannot be shown."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from api.encoding import number
+from domain.catalog import Accelerator, Gpu
+from domain.limits import MeteredInstance, accrued
+from domain.money import PricingModel, cents
+from domain.states import JobState
+from store.jobs import AttemptRecord, EventRecord, JobRecord
+from store.logs.store import LogLine
+
+SSH = "ssh"
+"""The protocol of the endpoint entry through which a workload's sshd is reached."""
+
+
+def accelerator(entry: Accelerator) -> dict[str, Any]:
+    if isinstance(entry, Gpu):
+        return {
+            "name": entry.name,
+            "display_name": entry.display_name,
+            "hardware_class": "gpu",
+            "vendor": entry.vendor,
+            "memory_gb": entry.memory_gb,
+            "gpu_counts": entry.gpu_counts,
+            "interconnects": entry.interconnects,
+        }
+    return {
+        "name": entry.name,
+        "display_name": entry.display_name,
+        "hardware_class": "cpu",
+        "vcpu": {"min": entry.vcpu_min, "max": entry.vcpu_max},
+        "memory_gb_per_vcpu": entry.memory_gb_per_vcpu,
+    }
+
+
+def job(record: JobRecord, now: datetime) -> dict[str, Any]:
+    """A job as it stands at `now`. Optional fields that have no value are absent."""
+    spec = record.spec
+    answer: dict[str, Any] = {
+        "id": record.id,
+        "state": record.state,
+        "reason": _reason(record.reason_code, record.reason_message, record.reason_details),
+        "compute": _present(spec["compute"]),
+        "limits": {name: number(Decimal(value)) for name, value in spec["limits"].items() if value is not None},
+        "accrued_usd": number(cents(accrued([m for m in map(_metered, record.attempts) if m], now))),
+        "endpoints": [],
+        "created_at": record.created_at,
+        "started_at": record.started_at,
+        "terminal_at": record.terminal_at,
+        "project": record.project or "",
+        "labels": record.labels or {},
+        "kind": record.kind,
+        "attempts": len(record.attempts),
+    }
+    answer |= _present({"name": record.name, "allocated_at": record.allocated_at, "exit_code": record.exit_code})
+    rented = next((a for a in reversed(record.attempts) if a.allocated_at is not None), None)
+    if rented is not None:
+        answer |= _allocation(rented, spec["compute"].get("instance_count") or 1)
+        if not JobState(record.state).terminal:
+            answer |= _reachable(rented)
+    return answer
+
+
+def instance(record: AttemptRecord) -> dict[str, Any]:
+    """An attempt; one whose creation no backend has confirmed yet has no provider id."""
+    handle = record.handle or {}
+    report = record.exit_report or {}
+    answer: dict[str, Any] = {
+        "id": record.id,
+        "provider": record.provider,
+        "provider_id": handle.get("provider_id", ""),
+        "provider_resource_type": handle.get("resource_type", "attempt"),
+        "state": record.state,
+        "hardware": _hardware(record.offer),
+        "endpoints": [],
+        "rank": record.rank,
+        "spot": record.offer.get("spot", False),
+        "region": handle.get("region") or record.offer.get("region", ""),
+        "created_at": record.created_at,
+    }
+    answer |= _present(
+        {
+            "host": handle.get("host"),
+            "price_usd_hr": number(record.prices[-1].usd_per_hour) if record.prices else None,
+            "exit_code": report.get("status"),
+            "reason": _reason(record.reason_code, record.reason_message, None),
+            "allocated_at": record.allocated_at,
+            "started_at": record.started_at,
+            "draining_at": record.draining_at,
+            "terminal_at": record.terminal_at,
+            "confirmed_absent_at": record.confirmed_absent_at,
+        }
+    )
+    return answer | _reachable(record)
+
+
+def event(record: EventRecord) -> dict[str, Any]:
+    return {"id": record.id, "timestamp": record.at, "type": record.type, "data": record.data}
+
+
+def log_id(seq: int) -> str:
+    """Ids sort as the lines do."""
+    return f"log_{seq:016d}"
+
+
+def log(line: LogLine) -> dict[str, Any]:
+    answer = {
+        "id": log_id(line.seq),
+        "timestamp": line.timestamp,
+        "source": line.source,
+        "stream": line.stream,
+        "message": line.message,
+    }
+    if line.instance_rank is not None:
+        answer["instance_rank"] = line.instance_rank
+    if line.continued:
+        answer["continued"] = True
+    return answer
+
+
+def _allocation(rented: AttemptRecord, instance_count: int) -> dict[str, Any]:
+    """What the latest rented attempt runs on, and at which price per hour: of all instances, and of one."""
+    answer: dict[str, Any] = {
+        "hardware": _hardware(rented.offer),
+        "provider": rented.provider,
+        "pricing_model": rented.offer.get("pricing_model", PricingModel.INSTANCE_MINUTES),
+    }
+    if rented.prices:
+        captured, latest = rented.prices[0].usd_per_hour, rented.prices[-1].usd_per_hour
+        answer["price_usd_hr"] = number(captured * instance_count)
+        answer["instance_price_usd_hr"] = number(captured)
+        if rented.confirmed_absent_at is None:
+            answer["current_price_usd_hr"] = number(latest * instance_count)
+    return answer
+
+
+def _metered(attempt: AttemptRecord) -> MeteredInstance | None:
+    if attempt.allocated_at is None:
+        return None
+    model = PricingModel(attempt.offer.get("pricing_model", PricingModel.INSTANCE_MINUTES))
+    return MeteredInstance(
+        attempt.allocated_at,
+        attempt.confirmed_absent_at,
+        attempt.prices,
+        model.unit_seconds,
+        attempt.offer.get("teardown_seconds", 0),
+    )
+
+
+def _hardware(offer: dict[str, Any]) -> dict[str, Any]:
+    hardware = {
+        "accelerator": offer["accelerator"],
+        "gpu_count": offer["gpu_count"],
+        "gpu_memory_gb": offer.get("gpu_memory_gb", 0),
+    }
+    if offer.get("interconnect"):
+        hardware["interconnect"] = offer["interconnect"]
+    return hardware
+
+
+def _reachable(attempt: AttemptRecord) -> dict[str, Any]:
+    """`endpoints`, and `ssh` where the workload has it, while the instance is there."""
+    if attempt.terminal_at is not None or not attempt.endpoints:
+        return {}
+    answer: dict[str, Any] = {"endpoints": []}
+    for entry in attempt.endpoints:
+        if entry["protocol"] == SSH:
+            answer["ssh"] = _ssh(entry)
+        else:
+            answer["endpoints"].append(_endpoint(entry))
+    return answer
+
+
+def _endpoint(entry: dict[str, Any]) -> dict[str, Any]:
+    answer = {name: entry[name] for name in ("name", "protocol", "host", "port")}
+    if entry["protocol"] == "http":
+        host = f"[{entry['host']}]" if ":" in entry["host"] else entry["host"]
+        answer["url"] = entry.get("url") or f"http://{host}:{entry['port']}"
+    return answer
+
+
+def _ssh(entry: dict[str, Any]) -> dict[str, Any]:
+    user, host, port = entry.get("user", "root"), entry["host"], entry["port"]
+    return {"host": host, "port": port, "user": user, "command": f"ssh -p {port} {user}@{host}"}
+
+
+def _reason(code: str | None, message: str | None, details: dict[str, Any] | None) -> dict[str, Any] | None:
+    if code is None:
+        return None
+    return {"code": code, "message": message or code, **({"details": details} if details else {})}
+
+
+def _present(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,245 @@
+"""What answers look like, for the OpenAPI document. Enumerations of answers are open: clients must take new values."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_TIME = "2026-07-29T12:01:00Z"
+
+
+class Error(BaseModel):
+    code: str = Field(examples=["invalid_request"])
+    message: str = Field(examples=["compute.gpu_count: must be 0 for cpu-general, a CPU class"])
+    request_id: str = Field(examples=["req_9f2kQxWv3bT8mLpZ"])
+    details: dict[str, Any] | None = Field(default=None, examples=[{"field": "compute.gpu_count", "limit": 0}])
+
+
+class ErrorEnvelope(BaseModel):
+    """The body of every error."""
+
+    error: Error
+
+
+class VcpuRange(BaseModel):
+    min: int
+    max: int
+
+
+class Accelerator(BaseModel):
+    """A GPU entry has vendor, memory_gb, gpu_counts and interconnects; a CPU entry vcpu and memory_gb_per_vcpu."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "name": "nvidia-rtx-4090-24gb",
+                "display_name": "NVIDIA GeForce RTX 4090 24GB",
+                "hardware_class": "gpu",
+                "vendor": "nvidia",
+                "memory_gb": 24,
+                "gpu_counts": [1, 2, 3, 4, 5, 6, 7, 8],
+                "interconnects": ["pcie"],
+            }
+        }
+    )
+
+    name: str
+    display_name: str
+    hardware_class: str = Field(description="`gpu` or `cpu`.")
+    vendor: str | None = None
+    memory_gb: int | None = Field(default=None, description="Of one GPU.")
+    gpu_counts: list[int] | None = None
+    interconnects: list[str] | None = None
+    vcpu: VcpuRange | None = None
+    memory_gb_per_vcpu: int | None = None
+
+
+class Page(BaseModel):
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null at the end.")
+    total: int = Field(description="Of the whole list under its filters.")
+
+
+class AcceleratorList(Page):
+    data: list[Accelerator]
+
+
+class Reason(BaseModel):
+    code: str = Field(examples=["workload_exit_nonzero"])
+    message: str
+    details: dict[str, Any] | None = None
+
+
+class Compute(BaseModel):
+    accelerator: str
+    gpu_count: int
+    ephemeral_disk_gb: int
+    instance_count: int | None = None
+    interconnect: str | None = None
+    vcpu_count: int | None = None
+
+
+class Limits(BaseModel):
+    max_cost_usd: float | None = None
+    max_runtime_hours: float | None = None
+
+
+class Hardware(BaseModel):
+    accelerator: str
+    gpu_count: int
+    gpu_memory_gb: int = Field(description="Of one GPU; 0 for a CPU class.")
+    interconnect: str | None = None
+
+
+class Endpoint(BaseModel):
+    name: str
+    protocol: str
+    host: str
+    port: int
+    url: str | None = None
+
+
+class Ssh(BaseModel):
+    host: str
+    port: int
+    user: str
+    command: str
+
+
+class Job(BaseModel):
+    """Container, environment and secrets are never part of it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "id": "job_9f2kQxWv3bT8mLpZ",
+                "name": "qwen-fine-tune",
+                "state": "running",
+                "reason": None,
+                "compute": {"accelerator": "nvidia-rtx-4090-24gb", "gpu_count": 1, "ephemeral_disk_gb": 100},
+                "hardware": {"accelerator": "nvidia-rtx-4090-24gb", "gpu_count": 1, "gpu_memory_gb": 24},
+                "price_usd_hr": 0.44,
+                "accrued_usd": 0.07,
+                "allocated_at": "2026-07-29T12:03:12Z",
+                "limits": {"max_runtime_hours": 2, "max_cost_usd": 5},
+                "endpoints": [],
+                "created_at": _TIME,
+                "started_at": "2026-07-29T12:04:40Z",
+                "terminal_at": None,
+                "project": "default",
+                "labels": {},
+                "kind": "sft",
+                "attempts": 1,
+            }
+        }
+    )
+
+    id: str
+    name: str | None = None
+    state: str = Field(
+        description="`requested`, `allocating`, `provisioning`, `running`, `finalizing`, `terminating`, `succeeded`, "
+        "`failed`, `terminated`."
+    )
+    reason: Reason | None
+    compute: Compute
+    limits: Limits
+    accrued_usd: float = Field(description="Spend of all attempts so far, rounded half-up to cents.")
+    endpoints: list[Endpoint]
+    created_at: datetime
+    allocated_at: datetime | None = Field(default=None, description="First allocation: billing starts here.")
+    started_at: datetime | None
+    terminal_at: datetime | None
+    hardware: Hardware | None = None
+    provider: str | None = None
+    price_usd_hr: float | None = Field(default=None, description="Captured at allocation.")
+    current_price_usd_hr: float | None = Field(default=None, description="While something is billed.")
+    instance_price_usd_hr: float | None = None
+    pricing_model: str | None = Field(default=None, description="`instance_minutes` or `instance_seconds`.")
+    ssh: Ssh | None = None
+    exit_code: int | None = None
+    project: str
+    labels: dict[str, str]
+    kind: str
+    attempts: int
+
+
+class JobList(Page):
+    data: list[Job]
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "id": "evt_2bT8mLpZ9f2kQxWv",
+                "timestamp": _TIME,
+                "type": "state_changed",
+                "data": {"from": "requested", "to": "allocating"},
+            }
+        }
+    )
+
+    id: str
+    timestamp: datetime
+    type: str
+    data: dict[str, Any]
+
+
+class EventList(Page):
+    data: list[Event]
+
+
+class Instance(BaseModel):
+    """An attempt whose creation a backend has not confirmed has an empty `provider_id` and the type `attempt`."""
+
+    id: str
+    provider: str
+    provider_id: str
+    provider_resource_type: str
+    state: str
+    hardware: Hardware
+    endpoints: list[Endpoint]
+    rank: int
+    spot: bool
+    region: str
+    host: str | None = None
+    price_usd_hr: float | None = None
+    ssh: Ssh | None = None
+    exit_code: int | None = None
+    reason: Reason | None = None
+    created_at: datetime
+    allocated_at: datetime | None = None
+    started_at: datetime | None = None
+    draining_at: datetime | None = None
+    terminal_at: datetime | None = None
+    confirmed_absent_at: datetime | None = None
+
+
+class InstanceList(Page):
+    data: list[Instance]
+
+
+class Log(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "id": "log_0000000000000412",
+                "timestamp": "2026-07-29T12:06:02.184213Z",
+                "source": "user",
+                "stream": "stdout",
+                "message": "step 1 loss 2.31",
+                "instance_rank": 0,
+            }
+        }
+    )
+
+    id: str
+    timestamp: datetime
+    source: Literal["system", "user"]
+    stream: Literal["stdout", "stderr"]
+    message: str
+    instance_rank: int | None = None
+    continued: bool | None = Field(default=None, description="True when the line goes on in the next entry.")
+
+
+class LogList(Page):
+    data: list[Log]
