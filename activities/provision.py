@@ -1,6 +1,10 @@
-"""`provision`: from an allocated instance to an agent that has said hello."""
+"""`provision`: from an allocated instance to a running workload.
+
+The agent's hello and start are rows before anybody acts on them, so this activity reads rows; no signal is needed.
+"""
 
 import asyncio
+from datetime import timedelta
 
 from sqlmodel import Session
 from temporalio import activity
@@ -15,7 +19,7 @@ from providers.base import Handle, InstanceView, Provider, ProviderState
 from store import attempts
 from store.tables import Instance, Job
 from store.transitions import record
-from workflows.contract import AttemptInput, FailureType, Provisioned
+from workflows.contract import AttemptInput, FailureType
 
 _FIRST_POLL_SECONDS = 0.005
 _LONGEST_POLL_SECONDS = 1.0
@@ -29,13 +33,13 @@ class ProvisionActivities:
         self._context = context
 
     @activity.defn
-    async def provision(self, request: AttemptInput) -> Provisioned:
-        """Ends with the agent's hello; fails with what the provider or the image did wrong. Repeatable."""
+    async def provision(self, request: AttemptInput) -> None:
+        """Ends with the workload's start; fails with what the provider or the image did wrong. Repeatable."""
         async with heartbeating():
             job, instance = await self._context.db.read(lambda session: self._rows(session, request))
             if instance.hello_at is None:
                 await self._boot(job, instance)
-            return await self._await_hello(request, instance)
+            await self._await_start(request, instance)
 
     def _rows(self, session: Session, request: AttemptInput) -> tuple[Job, Instance]:
         job = fenced_job(session, request.job_id, request.token)
@@ -85,20 +89,31 @@ class ProvisionActivities:
 
         return await self._context.db.write(store)
 
-    async def _await_hello(self, request: AttemptInput, instance: Instance) -> Provisioned:
+    async def _await_start(self, request: AttemptInput, instance: Instance) -> None:
         provider = self._context.providers.of(instance.connection_id)
         pause, loop = _FIRST_POLL_SECONDS, asyncio.get_running_loop()
         look_at = loop.time() + _PROVIDER_POLL_SECONDS
         while True:
             _, row = await self._context.db.read(lambda session: self._rows(session, request))
-            if row.hello_at is not None:
+            if row.started_at is not None or row.exit_report is not None:
                 await self._store_endpoints(provider, row)
-                return Provisioned(started=row.started_at is not None)
+                return
+            self._check_launch(row)
             if loop.time() >= look_at:
                 await self._check(provider, row)
                 look_at = loop.time() + _PROVIDER_POLL_SECONDS
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+
+    def _check_launch(self, instance: Instance) -> None:
+        limit = self._context.settings.launch_timeout_seconds
+        if instance.hello_at is None or self._context.clock() - instance.hello_at <= timedelta(seconds=limit):
+            return
+        raise ApplicationError(
+            f"the agent connected and did not start the workload within {limit:g} s",
+            type=FailureType.LAUNCH_TIMEOUT,
+            non_retryable=True,
+        )
 
     async def _store_endpoints(self, provider: Provider, instance: Instance) -> None:
         job_ports = instance.handle is not None and instance.handle.get("data", {}).get("published")

@@ -175,7 +175,6 @@ def _policy(settings: Settings, spec: JobSpec) -> Policy:
     wait = spec.placement.capacity_wait_seconds
     return Policy(
         provisioning_timeout=settings.provisioning_timeout_seconds,
-        launch_timeout=settings.launch_timeout_seconds,
         contact_timeout=settings.contact_timeout_seconds,
         finalize_grace=settings.finalize_grace_seconds,
         terminate_drain=settings.terminate_drain_seconds,

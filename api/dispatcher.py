@@ -137,8 +137,6 @@ class Dispatcher:
         elif row.kind == inbox.TERMINATE:
             signal = TerminateSignal(cut_drain=bool(row.payload.get("cut_drain")))
             await _signal(client, row.job_id, "terminate", signal)
-        elif row.kind == inbox.STARTED:
-            await _signal(client, row.job_id, "started", row.payload["attempt_id"])
         elif row.kind == inbox.EXIT:
             await self._complete_stream(client, row)
         else:

@@ -10,7 +10,7 @@ from sqlmodel import Session, col, select
 from store.db import publish
 from store.tables import InboxRow
 
-START, TERMINATE, STARTED, EXIT = "start", "terminate", "started", "exit"
+START, TERMINATE, EXIT = "start", "terminate", "exit"
 TOPIC = "inbox"
 
 

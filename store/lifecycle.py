@@ -125,7 +125,7 @@ def agent_started(session: Session, instance: Instance, now: datetime) -> None:
     instance.started_at = now
     instance.state = InstanceState.RUNNING
     session.add(instance)
-    outcome = transition(
+    transition(
         session,
         instance.job_id,
         JobState.RUNNING,
@@ -135,10 +135,6 @@ def agent_started(session: Session, instance: Instance, now: datetime) -> None:
         data={"instance_id": instance.id},
         values={"started_at": now},
     )
-    if outcome.applied:
-        inbox.put(
-            session, instance.job_id, inbox.STARTED, now, {"attempt_id": instance.id}, key=f"started-{instance.id}"
-        )
 
 
 def agent_exit(session: Session, instance: Instance, report: ExitReport, now: datetime) -> None:

@@ -209,7 +209,7 @@ class InboxRow(SQLModel, table=True):
     id: int | None = _serial()
     job_id: str
     kind: str
-    """`start`, `terminate`, `started`, `exit`."""
+    """`start`, `terminate`, `exit`."""
     dedupe_key: str
     payload: dict[str, Any] = _json(nullable=False)
     created_at: datetime = _time(nullable=False)

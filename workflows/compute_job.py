@@ -1,7 +1,7 @@
 """`ComputeJob`: one job from its first allocation to its terminal state. Workflow id = job id.
 
 Owns: the order of the phases, the limits' timers, and that every attempt gets a `Deallocation` on every way out.
-Accepts: signals `terminate`, `started`, `deletion_accepted`; query `status`.
+Accepts: signals `terminate`, `deletion_accepted`; query `status`.
 Leaks: none by itself; attempts are rows before they are machines, and whatever ends a run, the next claim, `Recover` or
 `Reconcile` starts the deletion of each row that is not confirmed absent.
 """
@@ -31,7 +31,6 @@ with workflow.unsafe.imports_passed_through():
         FailAttemptInput,
         FailureType,
         JobInput,
-        Provisioned,
         Resume,
         SettleInput,
         Status,
@@ -74,7 +73,6 @@ class ComputeJob:
         self._rejected: tuple[str, ...] = ()
         self._capacity_until: datetime | None = None
         self._deadline: Deadline | None = None
-        self._started: set[str] = set()
         self._deletions_accepted: set[str] = set()
         self._deletions_started: list[str] = []
         self._stopping: str | None = None
@@ -91,13 +89,8 @@ class ComputeJob:
             self._stopping = "termination requested"
 
     @workflow.signal
-    def started(self, attempt_id: str) -> None:
-        """The agent of the attempt reported the workload's start."""
-        self._started.add(attempt_id)
-
-    @workflow.signal
     def deletion_accepted(self, attempt_id: str) -> None:
-        """From `Deallocation`: the provider accepted the first delete call of the attempt."""
+        """From `Deallocation`: the provider accepted the delete call of the attempt, whose end is awaited on."""
         self._deletions_accepted.add(attempt_id)
 
     @workflow.query
@@ -211,7 +204,7 @@ class ComputeJob:
             while True:
                 if resume is None:
                     await self._allocate()
-                    if not await self._provision_and_launch():
+                    if not await self._provision():
                         continue
                 resume = None
                 result = await self._follow()
@@ -269,17 +262,16 @@ class ComputeJob:
         )
         return result
 
-    async def _provision_and_launch(self) -> bool:
+    async def _provision(self) -> bool:
         """Whether the attempt's workload has started. False: the attempt failed, and another one may be tried."""
         assert self._attempt_id is not None
         attempt = self._attempt_id
         self._enter("provisioning", f"booting {attempt}")
         timeout = timedelta(seconds=self._policy.provisioning_timeout)
         try:
-            provisioned: Provisioned = await workflow.execute_activity(
+            await workflow.execute_activity(
                 "provision",
                 AttemptInput(self._job_id, self._token, attempt),
-                result_type=Provisioned,
                 schedule_to_close_timeout=timeout,
                 heartbeat_timeout=timedelta(seconds=30),
                 retry_policy=_PROVIDER_RETRY,
@@ -287,20 +279,6 @@ class ComputeJob:
         except ActivityError as error:
             await self._provisioning_failed(attempt, error)
             return False
-        if not provisioned.started:
-            self._enter("launching", f"waiting for the workload on {attempt}")
-            try:
-                await workflow.wait_condition(
-                    lambda: attempt in self._started,
-                    timeout=timedelta(seconds=self._policy.launch_timeout),
-                    timeout_summary="launch",
-                )
-            except TimeoutError:
-                await self._fail_attempt(
-                    Reason.PROVISIONING_TIMEOUT,
-                    f"the agent connected and did not start the workload within {self._policy.launch_timeout:g} s",
-                )
-                return False
         workflow.upsert_search_attributes([STATE_ATTRIBUTE.value_set(JobState.RUNNING.value)])
         return True
 
@@ -318,10 +296,12 @@ class ComputeJob:
             raise _JobFailed(Reason.BOOTSTRAP_FAILED, message)
         if kind == FailureType.INSTANCE_GONE:
             await self._fail_attempt(Reason.INSTANCE_LOST, message)
+        elif kind == FailureType.LAUNCH_TIMEOUT:
+            await self._fail_attempt(Reason.PROVISIONING_TIMEOUT, message)
         else:
             seconds = self._policy.provisioning_timeout
             await self._fail_attempt(
-                Reason.PROVISIONING_TIMEOUT, f"the agent did not connect within {seconds:g} s: {message}"
+                Reason.PROVISIONING_TIMEOUT, f"the workload did not start within {seconds:g} s: {message}"
             )
 
     async def _follow(self) -> StreamResult:
@@ -434,7 +414,7 @@ class ComputeJob:
 
     async def _start_deallocation(self, attempt: str, drain_seconds: float) -> None:
         try:
-            await workflow.start_child_workflow(
+            child = await workflow.start_child_workflow(
                 DEALLOCATION,
                 DeallocationInput(self._job_id, attempt, drain_seconds),
                 id=deallocation_id(attempt),
@@ -444,6 +424,9 @@ class ComputeJob:
             )
         except WorkflowAlreadyStartedError:
             self._deletions_accepted.add(attempt)
+            return
+        # A deletion that is confirmed at once ends without a signal: one event instead of two.
+        child.add_done_callback(lambda _: self._deletions_accepted.add(attempt))
 
     def _enter(self, phase: str, details: str) -> None:
         self._phase = phase

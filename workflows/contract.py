@@ -30,7 +30,6 @@ class Policy:
     """Time-outs in seconds, read from the settings once and carried in the history, so that a replay knows them."""
 
     provisioning_timeout: float
-    launch_timeout: float
     contact_timeout: float
     finalize_grace: float
     terminate_drain: float
@@ -123,13 +122,6 @@ class AttemptInput:
     attempt_id: str
 
 
-@dataclass(frozen=True)
-class Provisioned:
-    """`started`: the workload's start had been reported before provisioning was seen to end."""
-
-    started: bool
-
-
 class StreamOutcome(StrEnum):
     EXITED = "exited"
     PREEMPTED = "preempted"
@@ -220,5 +212,6 @@ class FailureType(StrEnum):
     STOPPED = "stopped"
     IMAGE_PULL_FAILED = "image_pull_failed"
     BOOTSTRAP_FAILED = "bootstrap_failed"
+    LAUNCH_TIMEOUT = "launch_timeout"
     INSTANCE_GONE = "instance_gone"
     NOT_YET_GONE = "not_yet_gone"

@@ -33,8 +33,8 @@ class Deallocation:
             heartbeat_timeout=timedelta(seconds=60),
             retry_policy=_WITHOUT_END,
         )
-        await self._tell_job(deletion)
         if not answer.gone:
+            await self._tell_job(deletion)
             workflow.set_current_details(f"deletion of {deletion.attempt_id} accepted; waiting until it is gone")
             await workflow.execute_activity(
                 "confirm_absence",
