@@ -1,0 +1,1 @@
+"""Jobs to start from; `headrace demo` runs `train_char_lm.py`."""
