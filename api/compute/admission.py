@@ -21,8 +21,7 @@ MAX_ENVIRONMENT_NAMES = 256
 # What Linux takes as one string of an environment, less the terminating NUL.
 MAX_VARIABLE_BYTES = 131_071
 MAX_ENVIRONMENT_BYTES = 1024 * 1024
-MAX_SCRIPT_BYTES = 5 * 1024 * 1024
-_BASE64_LENGTH = -(-MAX_SCRIPT_BYTES // 3) * 4
+_BASE64_LENGTH = -(-scripts.MAX_SCRIPT_BYTES // 3) * 4
 _WHITESPACE = re.compile(r"[\r\n\t ]+")
 
 
@@ -119,7 +118,7 @@ def _script(encoded: str) -> str:
     # Command-line encoders break their lines.
     encoded = _WHITESPACE.sub("", encoded)
     if len(encoded) > _BASE64_LENGTH:
-        raise refusal(field, f"the script is larger than {MAX_SCRIPT_BYTES} bytes", MAX_SCRIPT_BYTES)
+        raise refusal(field, f"the script is larger than {scripts.MAX_SCRIPT_BYTES} bytes", scripts.MAX_SCRIPT_BYTES)
     try:
         decoded = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
