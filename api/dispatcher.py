@@ -5,7 +5,7 @@ first that fails holds back the later ones of that job, so that a terminate neve
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 
 import structlog
@@ -129,6 +129,14 @@ class Dispatcher:
         if failure is not None:
             log.warning("delivery_failed", job_id=failure[0].job_id, kind=failure[0].kind, error=failure[1][:200])
 
+    async def heartbeat(self, run_id: str, activity_id: str, job_id: str, details: Mapping[str, int]) -> None:
+        """Keeps an open `stream_logs` alive; the details show in the Temporal UI. One that is over is no error."""
+        client = self._services.temporal
+        if client is None:
+            return
+        handle = client.get_async_activity_handle(workflow_id=job_id, run_id=run_id, activity_id=activity_id)
+        await _unless_not_found(handle.heartbeat(dict(details), rpc_timeout=_RPC_TIMEOUT))
+
     # One row ------------------------------------------------------------------------------------------------------
 
     async def _deliver(self, client: Client, row: InboxRow) -> None:
@@ -176,12 +184,6 @@ class Dispatcher:
         )
         result = StreamResult(StreamOutcome.EXITED, drained=instance.drained_at is not None)
         await _unless_not_found(handle.complete(result, rpc_timeout=_RPC_TIMEOUT))
-
-
-async def heartbeat_stream(client: Client, job_id: str, run_id: str, activity_id: str, details: dict[str, int]) -> None:
-    """Keeps an open `stream_logs` alive; the details show in the Temporal UI. One that is over is not an error."""
-    handle = client.get_async_activity_handle(workflow_id=job_id, run_id=run_id, activity_id=activity_id)
-    await _unless_not_found(handle.heartbeat(details, rpc_timeout=_RPC_TIMEOUT))
 
 
 async def _signal(client: Client, job_id: str, name: str, argument: object) -> None:
