@@ -88,17 +88,17 @@ class ControlPlane:
     async def start_api(self) -> None:
         """Agent socket, dispatcher, contacts, orders, liveness beats: all that the API process runs."""
         dispatcher = Dispatcher(self.services)
-        config = uvicorn.Config(
-            create_agent_app(self.services), uds=str(self.settings.agent_socket), lifespan="off", log_level="warning"
-        )
+        orders, contacts = OrderBoard(self.services), Contacts(self.services, dispatcher.heartbeat)
+        app = create_agent_app(self.services, orders, contacts)
+        config = uvicorn.Config(app, uds=str(self.settings.agent_socket), lifespan="off", log_level="warning")
         config.load()
         self._agent_server = uvicorn.Server(config)
         self._agent_server.lifespan = config.lifespan_class(config)
         await self._agent_server.startup()
         loops = [
             dispatcher.run(),
-            OrderBoard(self.services).run(),
-            Contacts(self.services, dispatcher.heartbeat).run(),
+            orders.run(),
+            contacts.run(),
             beat(self.services, new_id("api")),
             self._tick(self._agent_server),
         ]
