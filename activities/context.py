@@ -11,7 +11,7 @@ from sqlmodel import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from agent.script import script_text
+from agent.script import agent_script
 from domain.clock import Clock
 from domain.ids import AttemptId
 from providers.registry import Providers
@@ -57,7 +57,7 @@ class Context:
 
     @property
     def agent_script(self) -> str:
-        return script_text()
+        return agent_script()
 
     def bootstrap_token(self, attempt_id: AttemptId) -> SecretStr:
         """The agent's first credential."""
