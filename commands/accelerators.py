@@ -32,9 +32,8 @@ def accelerators(
 
 
 def _choices(accelerator: dict[str, Any]) -> str:
-    if "cpu" in accelerator:
-        cpu = accelerator["cpu"]
-        return f"{cpu['vcpu']['min']}-{cpu['vcpu']['max']} vCPUs, {cpu['memory_gb_per_vcpu']} GB each"
-    gpu = accelerator["gpu"]
-    counts = ", ".join(str(count) for count in gpu["gpu_counts"])
-    return f"{counts} GPUs of {gpu['memory_gb']} GB; {', '.join(gpu['interconnects'])}"
+    if accelerator["hardware_class"] == "cpu":
+        vcpu = accelerator["vcpu"]
+        return f"{vcpu['min']}-{vcpu['max']} vCPUs, {accelerator['memory_gb_per_vcpu']} GB each"
+    counts = ", ".join(str(count) for count in accelerator["gpu_counts"])
+    return f"{counts} GPUs of {accelerator['memory_gb']} GB; {', '.join(accelerator['interconnects'])}"

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ _OURS = (STACK_FILE, "supervisor.lock", "headrace.db", "master.key")
 _SOCKET_PATH_BYTES = 107
 
 
-def stack_failed(message: str, *hints: str) -> CommandError:
+def stack_failed(message: str, *hints: str, excerpt: Sequence[str] = ()) -> CommandError:
     """The stack cannot start."""
-    return CommandError(message, code=ExitCode.STACK_FAILED, hints=hints)
+    return CommandError(message, code=ExitCode.STACK_FAILED, hints=hints, excerpt=tuple(excerpt))
 
 
 class DataDirectory:

@@ -66,10 +66,14 @@ def of_job(job: Mapping[str, Any]) -> ExitCode:
 
 
 class CommandError(Exception):
-    """Ends a command: one sentence of what is wrong, hints of what to do, and the exit code."""
+    """Ends a command: one sentence of what is wrong, hints of what to do, and the exit code. `excerpt` holds lines of
+    another program's output."""
 
-    def __init__(self, message: str, *, code: ExitCode, hints: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, code: ExitCode, hints: tuple[str, ...] = (), excerpt: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.hints = hints
+        self.excerpt = excerpt

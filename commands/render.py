@@ -38,6 +38,8 @@ def hint(message: str) -> None:
 def report(error: CommandError) -> None:
     """An error and its hints, each on a line of its own."""
     say(f"error: {error.message}")
+    for line in error.excerpt:
+        say(f"  | {line}")
     for line in error.hints:
         hint(line)
 

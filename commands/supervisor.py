@@ -173,8 +173,8 @@ class Supervisor:
                 if child.hopeless:
                     raise stack_failed(
                         f"{child.spec.name} {_how(child.last_status)}, {child.early_deaths} times",
-                        *(f"| {line}" for line in child.log_tail()),
                         f"its whole log is {child.spec.log}",
+                        excerpt=child.log_tail(),
                     )
             if time.monotonic() > deadline:
                 raise stack_failed(
