@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 
 from api import codec, compute, docs, errors, health
+from api.agent import router as agent_router
 from api.boundary import Boundary
 from api.limits import BodyLimits
 from api.services import Services
@@ -23,6 +24,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(compute.router)
     app.include_router(health.router)
     app.include_router(codec.router)
+    app.include_router(agent_router)
     docs.install(app)
     app.add_middleware(BodyLimits, timeout_seconds=services.settings.body_timeout_seconds)
     app.add_middleware(Boundary)

@@ -1,9 +1,10 @@
 """What the API's routes work with, wired once at the start of the process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from temporalio.client import Client
 
+from api.presence import Presence
 from domain.clock import Clock
 from settings import Settings
 from store.db import Database
@@ -21,3 +22,5 @@ class Services:
     logs: LogStore
     clock: Clock
     temporal: Client | None = None
+    presence: Presence = field(default_factory=Presence)
+    """The agents that this process hears."""

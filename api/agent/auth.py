@@ -1,0 +1,61 @@
+"""Who an agent is: its bootstrap token names an attempt, its session token is found by its hash on the row."""
+
+from fastapi import Request
+from sqlmodel import Session, select
+
+from api.services import Services
+from domain.errors import NotAuthenticated
+from domain.ids import AttemptId
+from store.tables import Instance
+from store.vault import hash_token
+
+
+def bearer(request: Request) -> str:
+    """The token of the request.
+
+    Raises:
+        NotAuthenticated: there is none.
+    """
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise NotAuthenticated("an agent's token is wanted: Authorization: Bearer")
+    return token
+
+
+def bootstrap_attempt(services: Services, request: Request) -> AttemptId:
+    """The attempt that the bootstrap token belongs to; that the attempt exists is another question.
+
+    Raises:
+        NotAuthenticated: no master key of ours made this token.
+    """
+    attempt_id = services.vault.attempt_of(bearer(request))
+    if attempt_id is None:
+        raise NotAuthenticated("unknown bootstrap token")
+    return attempt_id
+
+
+def attempt_row(session: Session, attempt_id: AttemptId) -> Instance:
+    """The attempt's row, locked.
+
+    Raises:
+        NotAuthenticated: there is no such attempt, or its absence was confirmed.
+    """
+    return _valid(session.exec(select(Instance).where(Instance.id == attempt_id).with_for_update()).one_or_none())
+
+
+def session_row(session: Session, token: str, *, lock: bool) -> Instance:
+    """The row of the instance that a session token belongs to. Looked up each time: a revocation counts at once.
+
+    Raises:
+        NotAuthenticated: unknown (`unauthenticated`), or the instance was confirmed absent (`revoked`).
+    """
+    query = select(Instance).where(Instance.session_hash == hash_token(token))
+    return _valid(session.exec(query.with_for_update() if lock else query).one_or_none())
+
+
+def _valid(instance: Instance | None) -> Instance:
+    if instance is None:
+        raise NotAuthenticated("unknown token")
+    if instance.confirmed_absent_at is not None:
+        raise NotAuthenticated(f"{instance.id} was confirmed absent", code="revoked")
+    return instance

@@ -1,0 +1,270 @@
+"""The routes of agent protocol 1. Answers are plain text that bash can read.
+
+The server stamps the times. A bootstrap token launches, and tells of what comes before; from then on the session token
+writes its own instance's output and end, and nothing else.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import PlainTextResponse
+from sqlmodel import Session
+
+from agent.launch_spec import LaunchSpec, render
+from agent.script import PROTOCOL
+from api.agent.auth import attempt_row, bearer, bootstrap_attempt, session_row
+from api.agent.bodies import CHUNK_BYTES, LAST_OFFSET, read_body, read_exit, read_lines
+from api.agent.orders import order_of
+from api.presence import Order
+from api.services import Services
+from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAuthenticated, Unavailable
+from domain.outcome import ExitReport
+from domain.spec import Workload
+from domain.states import EventType, Reason
+from store import lifecycle
+from store.lifecycle import LaunchAnswer
+from store.logs.store import Ack
+from store.tables import Instance, Job
+from store.transitions import record
+from store.vault import VaultError, hash_token
+
+T = TypeVar("T")
+
+router = APIRouter(prefix="/agent/v1", include_in_schema=False)
+
+_NONCE = re.compile(r"[0-9a-f]{16,64}")
+_FAULT_CHARACTERS = 500
+
+
+# Before the launch: the bootstrap token -------------------------------------------------------------------------------
+
+
+@router.post("/launch")
+async def launch(request: Request) -> Response:
+    """Hello and the launch spec in one: 200 with bash to source, 409 `stop`, or 403 where another agent was first."""
+    services = _services(request)
+    attempt_id = bootstrap_attempt(services, request)
+    _check_protocol(request)
+    nonce = request.headers.get("headrace-nonce", "")
+    if not _NONCE.fullmatch(nonce):
+        raise InvalidRequest("16 to 64 lower-case hex digits are wanted", field="Headrace-Nonce")
+    token = services.vault.session_token(attempt_id, nonce)
+    now = services.clock()
+    decision = await services.db.write(
+        lambda session: lifecycle.fetch_launch(session, attempt_id, nonce, hash_token(token), now)
+    )
+    if decision is None:
+        raise NotAuthenticated(f"there is no attempt {attempt_id}")
+    if decision.answer is LaunchAnswer.REFUSED:
+        raise Forbidden(f"{attempt_id} was launched by another agent")
+    services.presence.note(attempt_id, now)
+    if decision.answer is LaunchAnswer.STOP:
+        return _text(Order.STOP, 409)
+    fragment = await run_in_threadpool(_render, services, decision.job, decision.instance, token)
+    return Response(fragment, media_type="text/x-shellscript")
+
+
+@router.post("/hello")
+async def hello(request: Request) -> Response:
+    """A host agent's sign of life, before it can launch anything."""
+    await _before_launch(request, lifecycle.hello)
+    return _text("ok")
+
+
+@router.post("/progress")
+async def progress(request: Request) -> Response:
+    """Lines about the boot or the image pull; they become system lines of the job's log."""
+    lines = await read_lines(request)
+    logs = _services(request).logs
+
+    def store(session: Session, instance: Instance, now: datetime) -> None:
+        logs.append_system(session, instance.job_id, lines, now)
+
+    await _before_launch(request, store)
+    return _text("ok")
+
+
+@router.post("/fault")
+async def fault(request: Request) -> Response:
+    """The image or the host cannot run the agent: the reason goes to the attempt's row, its events and the log."""
+    reason = " ".join(await read_lines(request))[:_FAULT_CHARACTERS] or "the agent gave no reason"
+    logs = _services(request).logs
+
+    def store(session: Session, instance: Instance, now: datetime) -> None:
+        data = {"instance_id": instance.id, "message": reason}
+        if record(session, instance.job_id, EventType.AGENT_FAULT, f"fault-{instance.id}", now, data):
+            instance.reason_code, instance.reason_message = Reason.BOOTSTRAP_FAILED.value, reason
+            session.add(instance)
+            logs.append_system(session, instance.job_id, [f"agent fault: {reason}"], now)
+
+    await _before_launch(request, store)
+    return _text("ok")
+
+
+# From the launch on: the session token --------------------------------------------------------------------------------
+
+
+@router.post("/started")
+async def started(request: Request) -> Response:
+    """The workload runs."""
+    await _with_instance(request, lifecycle.agent_started)
+    return _text("ok")
+
+
+@router.post("/logs/{stream}")
+async def logs(
+    request: Request,
+    stream: Literal["stdout", "stderr"],
+    offset: Annotated[int, Query(ge=0, le=LAST_OFFSET)],
+) -> Response:
+    """Output from `offset` on. The answer is the acknowledged offset; 409 when bytes before `offset` are missing.
+
+    It is taken until the instance is confirmed absent, however the job stands.
+    """
+    data = await read_body(request, CHUNK_BYTES)
+    services = _services(request)
+
+    def store(session: Session, instance: Instance, now: datetime) -> Ack:
+        ack = services.logs.append_chunk(session, instance, stream, offset, data, now)
+        _finish_if_complete(services, session, instance, now)
+        return ack
+
+    ack = await _with_instance(request, store)
+    return _text(str(ack.offset), 409 if ack.gap else 200)
+
+
+@router.post("/exit")
+async def exited(request: Request) -> Response:
+    """How the workload ended. The first report counts; the agent repeats it until it is answered."""
+    report = await read_exit(request)
+    services = _services(request)
+
+    def store(session: Session, instance: Instance, now: datetime) -> None:
+        lifecycle.agent_exit(session, instance, report, now)
+        _finish_if_complete(services, session, instance, now)
+
+    await _with_instance(request, store)
+    return _text("ok")
+
+
+@router.get("/orders")
+async def orders(request: Request, wait: Annotated[float, Query(ge=0, le=3600)] = 0) -> Response:
+    """`stop` as soon as the instance is to stop, `none` after `wait` seconds. Being held is the sign of life."""
+    services = _services(request)
+    token = bearer(request)
+    instance = await services.db.read(lambda session: session_row(session, token, lock=False))
+    order = order_of(instance)
+    seconds = min(wait, services.settings.orders_wait_seconds)
+    with services.presence.held(instance.id, services.clock):
+        if order is Order.NONE and seconds > 0:
+            order = await _held(request, instance.id, seconds)
+    return _text(order)
+
+
+# What they share ------------------------------------------------------------------------------------------------------
+
+
+async def _held(request: Request, instance_id: str, seconds: float) -> Order:
+    """Holds the poll; ends at once when the agent hangs up, for then nobody is there to be in contact with."""
+    waiting = asyncio.create_task(_services(request).presence.order(instance_id, seconds))
+    hung_up = asyncio.create_task(_hung_up(request))
+    try:
+        await asyncio.wait({waiting, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        return waiting.result() if waiting.done() else Order.NONE
+    finally:
+        waiting.cancel()
+        hung_up.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _before_launch(request: Request, change: Callable[[Session, Instance, datetime], None]) -> None:
+    """Runs `change` on the attempt of the bootstrap token, which is good for nothing once the workload runs: the
+    workload could have read it."""
+    services = _services(request)
+    attempt_id = bootstrap_attempt(services, request)
+    now = services.clock()
+
+    def run(session: Session) -> None:
+        instance = attempt_row(session, attempt_id)
+        if instance.started_at is not None or instance.exit_report is not None:
+            raise Conflict(f"{attempt_id} has started")
+        change(session, instance, now)
+
+    await services.db.write(run)
+    services.presence.note(attempt_id, now)
+
+
+async def _with_instance(request: Request, change: Callable[[Session, Instance, datetime], T]) -> T:
+    """Runs `change` in one transaction on the instance of the session token."""
+    services = _services(request)
+    token = bearer(request)
+    now = services.clock()
+
+    def run(session: Session) -> tuple[str, T]:
+        instance = session_row(session, token, lock=True)
+        return instance.id, change(session, instance, now)
+
+    instance_id, result = await services.db.write(run)
+    services.presence.note(instance_id, now)
+    return result
+
+
+def _finish_if_complete(services: Services, session: Session, instance: Instance, now: datetime) -> None:
+    """Once all bytes that the exit report counts are stored, the last lines end and the log is complete."""
+    if instance.exit_report is None or instance.drained_at is not None:
+        return
+    report = ExitReport.model_validate(instance.exit_report)
+    stored = services.logs.acked(session, instance.id)
+    if stored["stdout"] >= report.stdout_bytes and stored["stderr"] >= report.stderr_bytes:
+        services.logs.finish_streams(session, instance, now)
+        instance.drained_at = now
+        session.add(instance)
+
+
+def _render(services: Services, job: Job, instance: Instance, token: str) -> bytes:
+    try:
+        workload = Workload.model_validate(json.loads(services.vault.open(job.workload_sealed, f"workload:{job.id}")))
+    except VaultError as error:
+        raise Unavailable(f"the workload of {job.id} cannot be opened: {error}") from None
+    settings = services.settings
+    return render(
+        LaunchSpec(
+            session_token=token,
+            workload=workload,
+            platform_env={
+                "HF_ENDPOINT": settings.hf_endpoint,
+                "HEADRACE_JOB_ID": job.id,
+                "HEADRACE_INSTANCE_ID": instance.id,
+            },
+            spool_bytes=settings.agent_spool_bytes,
+            orders_wait_seconds=max(1, int(settings.orders_wait_seconds)),
+            ssh_public_key=job.spec.get("ssh_public_key"),
+        )
+    )
+
+
+def _check_protocol(request: Request) -> None:
+    spoken = request.headers.get("headrace-protocol", "")
+    if spoken != str(PROTOCOL):
+        raise BadRequest(
+            f"agent protocol {spoken[:16]!r}: this control plane speaks {PROTOCOL}", code="unsupported_protocol"
+        )
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def _text(body: str, status: int = 200) -> Response:
+    return PlainTextResponse(body, status)
