@@ -63,8 +63,9 @@ def canonical_json(value: Any) -> bytes:
 
 
 def dotted(path: tuple[int | str, ...]) -> str:
-    """A field's place as people write it, `container.ports.0.name`; parts that a hostile caller made are cut short."""
-    return ".".join(str(part)[:64] for part in path[:16])
+    """A field's place as people write it, `container.ports.0.name`; parts that a hostile caller made are cut short.
+    The body itself is `body`."""
+    return ".".join(str(part)[:64] for part in path[:16]) or "body"
 
 
 def _default(value: Any) -> Any:

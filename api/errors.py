@@ -20,7 +20,7 @@ from domain.errors import HeadraceError, InvalidRequest, RequestError, Unavailab
 logger = structlog.get_logger(__name__)
 
 _CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
-_BOUNDS = ("max_length", "min_length", "le", "lt", "ge", "gt", "max_digits", "decimal_places", "expected")
+_BOUNDS = ("max_length", "min_length", "le", "lt", "ge", "gt", "max_digits", "decimal_places")
 _SHOWN_PROBLEMS = 10
 
 
@@ -114,7 +114,7 @@ def _entries(error: ValidationError | RequestValidationError) -> Sequence[Any]:
 
 def _problem(entry: Any, skip: int) -> dict[str, Any]:
     context = entry.get("ctx") or {}
-    problem: dict[str, Any] = {"field": dotted(tuple(entry["loc"])[skip:]) or "body"}
+    problem: dict[str, Any] = {"field": dotted(tuple(part for part in entry["loc"][skip:] if part != "[key]"))}
     cause = context.get("error")
     if isinstance(cause, HeadraceError):
         problem["message"] = str(cause)
