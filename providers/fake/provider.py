@@ -5,6 +5,7 @@ and sub-resources outlive a create that was refused.
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -76,7 +77,7 @@ _PROGRESS_SECONDS = 10
 
 
 class FakeProvider:
-    """Options of the context: `api_key` (text or `SecretStr`), `timeout_seconds` of a call (default 30),
+    """Options of the context: `api_key` (text or `SecretStr`), `timeout_seconds` of an answer (default 30),
     `looks` (how many reads in a row must miss something before it counts as absent, default 3), `look_pause_seconds`
     (between those reads, default 0.05), `visibility_lag_seconds` (how long reads may lag behind a create, default 0),
     `boot_seconds` (from create to a running machine at most, default 1,800)."""
@@ -99,7 +100,9 @@ class FakeProvider:
             base_url=url,
             transport=transport,
             headers={"Authorization": f"Bearer {self._key}"},
-            timeout=options.get("timeout_seconds", 30),
+            timeout=httpx.Timeout(options.get("timeout_seconds", 30), connect=10),
+            # Plain HTTP on this machine: reading the certificates would only cost time.
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             trust_env=False,
         )
         self._creating: WeakValueDictionary[AttemptId, asyncio.Lock] = WeakValueDictionary()
@@ -127,10 +130,9 @@ class FakeProvider:
         # One at a time for an attempt, and a look before each: the cloud itself may not dedupe.
         lock = self._creating.setdefault(spec.attempt_id, asyncio.Lock())
         async with lock:
-            items = await self._look_up(spec.attempt_id, settled=spec.attempt_id in self._uncertain)
-            existing = next((item for item in items if item.type == INSTANCE), None)
-            if existing is not None:
-                return _handle(existing)
+            existing = await self._look_up(spec.attempt_id, settled=spec.attempt_id in self._uncertain)
+            if existing:
+                return _handle(existing[0])
             what = f"create {spec.attempt_id}"
             secrets = _secrets(spec)
             try:
@@ -177,6 +179,7 @@ class FakeProvider:
             pause = min(1.0, pause * 1.5)
 
     async def find(self, attempt_id: AttemptId) -> list[Handle]:
+        # Not its sub-resources: what is found is adopted as the instance. Those left alone appear in `list_owned`.
         return [_handle(item) for item in await self._look_up(attempt_id, settled=True)]
 
     async def get(self, handle: Handle) -> InstanceView | None:
@@ -210,12 +213,12 @@ class FakeProvider:
         await self._client.aclose()
 
     async def _look_up(self, attempt_id: AttemptId, *, settled: bool) -> list[Item]:
-        """The attempt's instances, and sub-resources without one. `settled`: empty only after enough empty looks."""
+        """The attempt's instances. `settled`: empty only after enough empty looks."""
         started = time.monotonic()
         looks = 0
         while True:
-            known = _standing_alone(await self._list({"attempt": attempt_id}, f"find {attempt_id}"))
-            items = [item for item in known if item.status != TERMINATED]
+            known = await self._list({"attempt": attempt_id}, f"find {attempt_id}")
+            items = [item for item in known if item.type == INSTANCE and item.status != TERMINATED]
             looks += 1
             waited = time.monotonic() - started >= self._visibility_lag_seconds
             if items or not settled or (looks >= self._looks and waited):

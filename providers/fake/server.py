@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import resource
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -35,20 +34,22 @@ async def serve(
 ) -> AsyncIterator[RunningCloud]:
     """Serves a new cloud on this event loop; port 0 takes any free one."""
     cloud = Cloud(agent, settings)
-    listener = socket.create_server((HOST, port), backlog=2048)
     config = uvicorn.Config(
-        create_app(cloud), http="httptools", lifespan="off", access_log=False, log_level="warning",
-        proxy_headers=False, timeout_graceful_shutdown=1,
+        create_app(cloud), host=HOST, port=port, http="httptools", lifespan="off", access_log=False,
+        log_level="warning", proxy_headers=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
+    config.load()
+    # Not `serve()`: that takes the process's signals and ends on a tick, and a test wants neither.
     server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
     try:
-        yield RunningCloud(f"http://{HOST}:{listener.getsockname()[1]}", cloud)
+        if not server.started:
+            raise OSError(f"cannot listen on {HOST}:{port}")
+        yield RunningCloud(f"http://{HOST}:{server.servers[0].sockets[0].getsockname()[1]}", cloud)
     finally:
         await cloud.close()
-        server.should_exit = True
-        await task
-        listener.close()
+        await server.shutdown()
 
 
 async def _main(port: int) -> None:

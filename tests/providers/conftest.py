@@ -1,0 +1,39 @@
+"""The fake cloud for provider tests: on the test's own event loop, empty at its beginning."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from providers.base import ProviderContext
+from providers.fake.control import CloudControl
+from providers.fake.provider import FakeProvider
+from providers.fake.server import RunningCloud, serve
+from tests.providers.conformance import OWNER, MakeProvider
+
+
+@pytest.fixture
+async def fake_cloud() -> AsyncIterator[RunningCloud]:
+    """A cloud whose agents stay silent unless a test gives them a script."""
+    async with serve() as running:
+        control = CloudControl(running.url)
+        await control.script(never_hello=True)
+        await control.close()
+        yield running
+
+
+@pytest.fixture
+async def control(fake_cloud: RunningCloud) -> AsyncIterator[CloudControl]:
+    control = CloudControl(fake_cloud.url)
+    yield control
+    await control.close()
+
+
+@pytest.fixture
+def make_fake_provider(fake_cloud: RunningCloud) -> MakeProvider:
+    """Providers at the fake cloud that give up on an answer after a second and look again after 10 ms."""
+
+    def make(owner_id: str = OWNER) -> FakeProvider:
+        options = {"timeout_seconds": 1, "look_pause_seconds": 0.01, "api_key": "canary-key-90c1"}
+        return FakeProvider(ProviderContext("fake", owner_id, "/nonexistent", options), fake_cloud.url)
+
+    return make
