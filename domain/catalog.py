@@ -106,6 +106,9 @@ CATALOG: tuple[Accelerator, ...] = (
 BY_NAME: dict[str, Accelerator] = {entry.name: entry for entry in CATALOG}
 
 
+_VARIANTS = frozenset({"ti", "super", "laptop", "mobile", "sff", "d"})
+
+
 def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", text.lower()))
 
@@ -114,9 +117,11 @@ def match_nvidia_smi(product: str, memory_mib: int) -> Gpu | None:
     """The catalog entry of what `nvidia-smi` names, such as `NVIDIA H100 80GB HBM3` with 81559 MiB; None if unknown.
 
     The words of the entry's product must all be there, the memory must be within 12 % (drivers report a little less
-    than the data sheet), and the most specific entry wins.
+    than the data sheet), and the most specific entry wins. A faster or slower variant of a product is another product.
     """
     found = _words(product)
+    if found & _VARIANTS:
+        return None
     best: tuple[int, Gpu] | None = None
     for entry in CATALOG:
         if not isinstance(entry, Gpu) or entry.vendor != "nvidia":

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 
-from domain.money import PriceInterval, Usd, UsdPerHour, cost
+from domain.money import PriceInterval, Usd, UsdPerHour, rate_seconds, usd
+
+_LONGEST_HOURS = Decimal(24 * 365 * 100)
+_LONGEST = timedelta(hours=int(_LONGEST_HOURS))
+"""No timer is set further ahead."""
+_ATTO_USD = Decimal("1e-18")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,56 +23,56 @@ class MeteredInstance:
     unit_seconds: int
     teardown_seconds: float
 
-    def cost_at(self, now: datetime) -> Usd:
-        """What it has cost by `now`, in whole units rounded up."""
-        return cost(self.prices, self.allocated_at, min(now, self.ended_at or now), self.unit_seconds)
+    def rate_seconds_at(self, now: datetime) -> Decimal:
+        """What it has cost by `now`, in whole units rounded up, as (USD per hour) x seconds."""
+        return rate_seconds(self.prices, self.allocated_at, min(now, self.ended_at or now), self.unit_seconds)
+
+    def rate_seconds_if_stopped_at(self, moment: datetime) -> Decimal:
+        """What it will have cost in the end, if its teardown begins at `moment`."""
+        end = self.ended_at or moment + timedelta(seconds=self.teardown_seconds)
+        return rate_seconds(self.prices, self.allocated_at, end, self.unit_seconds)
 
 
 def accrued(instances: Sequence[MeteredInstance], now: datetime) -> Usd:
     """The exact spend of all attempts by `now`."""
-    return Usd(sum((i.cost_at(now) for i in instances), Decimal(0)))
+    return usd(sum((i.rate_seconds_at(now) for i in instances), Decimal(0)))
 
 
 def runtime_deadline(first_allocated_at: datetime, max_runtime_hours: Decimal) -> datetime:
-    """`max_runtime_hours` runs from the first allocation, over all attempts."""
-    microseconds = (max_runtime_hours * 3_600_000_000).to_integral_value(rounding=ROUND_CEILING)
+    """`max_runtime_hours` runs from the first allocation, over all attempts; more than a century counts as one."""
+    microseconds = (min(max_runtime_hours, _LONGEST_HOURS) * 3_600_000_000).to_integral_value(rounding=ROUND_CEILING)
     return first_allocated_at + timedelta(microseconds=int(microseconds))
 
 
 def cost_deadline(instances: Sequence[MeteredInstance], max_cost_usd: Decimal, now: datetime) -> datetime | None:
     """The latest instant to begin the teardown so that the spend through its expected end stays within the limit.
 
-    None when no live instance costs anything. An instant in the past means: at once. Exact, by search over the unit
-    boundaries of the live instances, since the spend only steps there.
+    None when no live instance costs anything, or the limit lies more than a century ahead. `now` means: at once.
+    Exact to the microsecond, found by search: the spend never falls with time.
     """
     live = [i for i in instances if i.ended_at is None]
     if not any(p.usd_per_hour for i in live for p in i.prices[-1:]):
         return None
 
-    def spend_if_stopped_at(moment: datetime) -> Decimal:
-        total = Decimal(0)
-        for i in instances:
-            end = i.ended_at or moment + timedelta(seconds=i.teardown_seconds)
-            total += cost(i.prices, i.allocated_at, end, i.unit_seconds)
-        return total
+    def affordable_until(moment: datetime) -> bool:
+        return usd(sum((i.rate_seconds_if_stopped_at(moment) for i in instances), Decimal(0))) <= max_cost_usd
 
-    if spend_if_stopped_at(now) > max_cost_usd:
+    if not affordable_until(now):
         return now
-    # Exponential, then binary search on whole milliseconds: the spend never falls with time.
-    low, step = 0, 1_000
-    while spend_if_stopped_at(now + timedelta(milliseconds=low + step)) <= max_cost_usd:
+    low, step = now, timedelta(seconds=1)
+    while affordable_until(low + step):
         low += step
         step *= 2
-        if step > 1 << 42:  # over a hundred years: no limit that a timer could hold
+        if low > now + _LONGEST:
             return None
     high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        if spend_if_stopped_at(now + timedelta(milliseconds=middle)) <= max_cost_usd:
+    while high - low > timedelta(microseconds=1):
+        middle = low + (high - low) // 2
+        if affordable_until(middle):
             low = middle
         else:
             high = middle
-    return now + timedelta(milliseconds=low)
+    return low
 
 
 def affordable(
@@ -76,5 +81,6 @@ def affordable(
     """Whether an offer's first unit and its teardown fit into what is left of the limit."""
     if max_cost_usd is None:
         return True
-    units = 1 + -(-int(teardown_seconds * 1000) // (unit_seconds * 1000))
-    return spent + units * price * unit_seconds / Decimal(3600) <= max_cost_usd
+    units = 1 + -(-timedelta(seconds=teardown_seconds) // timedelta(seconds=unit_seconds))
+    # `spent` was divided already: what that cut off must not decide.
+    return spent + usd(units * price * unit_seconds) <= max_cost_usd + _ATTO_USD

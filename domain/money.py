@@ -50,15 +50,24 @@ def billable_units(start: datetime, end: datetime, unit_seconds: int) -> int:
 
 
 def cost(prices: Sequence[PriceInterval], start: datetime, end: datetime, unit_seconds: int) -> Usd:
-    """The exact cost of [start, end): each unit at the price in force at the unit's beginning.
+    """The cost of [start, end). To add several up, sum their `rate_seconds` and divide once: that is exact."""
+    return usd(rate_seconds(prices, start, end, unit_seconds))
+
+
+def usd(rate_seconds: Decimal) -> Usd:
+    """Dollars from (USD per hour) x seconds. An hour has no finite decimal reciprocal: divide last."""
+    return Usd(rate_seconds / _HOUR)
+
+
+def rate_seconds(prices: Sequence[PriceInterval], start: datetime, end: datetime, unit_seconds: int) -> Decimal:
+    """The exact cost of [start, end) in (USD per hour) x seconds: each unit at the price in force at its beginning.
 
     `prices` is in order of `since`; the first one also holds before its own `since`. Empty means free.
     """
     units = billable_units(start, end, unit_seconds)
-    if units == 0 or not prices:
-        return Usd(Decimal(0))
-    unit = timedelta(seconds=unit_seconds)
     total = Decimal(0)
+    if units == 0 or not prices:
+        return total
     first = 0
     for index, price in enumerate(prices):
         following = prices[index + 1].since if index + 1 < len(prices) else None
@@ -66,5 +75,5 @@ def cost(prices: Sequence[PriceInterval], start: datetime, end: datetime, unit_s
         last = units if following is None else min(units, max(first, billable_units(start, following, unit_seconds)))
         total += (last - first) * price.usd_per_hour * unit_seconds
         first = last
-    assert first == units, (unit, first, units)
-    return Usd(total / _HOUR)
+    assert first == units, (first, units)
+    return total

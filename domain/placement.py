@@ -18,7 +18,7 @@ PRECEDENCE = ("local", "ssh", "aws", "gcp", "azure", "nebius", "oci", "runpod", 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a provider has no eligible offer: a sentence for people."""
+    """Why a provider has no eligible offer: a sentence for people, about the offer that came closest."""
 
     provider: str
     message: str
@@ -30,6 +30,10 @@ class Menu:
 
     offers: tuple[Offer, ...]
     refusals: tuple[Refusal, ...]
+    may_free_up: bool = False
+    """Whether some offer would serve, were it not taken at the moment: worth waiting for."""
+    over_limit: bool = False
+    """Whether some offer would serve, were it not for `max_cost_usd`."""
 
     def explain(self) -> str:
         """One line that says why nothing is eligible."""
@@ -55,17 +59,30 @@ def menu(
         by_provider.setdefault(offer.provider, []).append(offer)
     eligible: list[Offer] = []
     refusals: list[Refusal] = []
+    stopped_by: set[_Rule] = set()
     for provider, candidates in sorted(by_provider.items()):
         reason = _provider_refusal(spec, provider, capabilities.get(provider, Capabilities()))
         if reason is None:
-            verdicts = [(offer, _offer_refusal(spec, offer, spent)) for offer in candidates]
+            verdicts = [(offer, _first_refusal(spec, offer, spent)) for offer in candidates]
             good = [offer for offer, verdict in verdicts if verdict is None and offer.id not in rejected]
             eligible += good
+            stopped = [verdict for _, verdict in verdicts if verdict is not None]
+            stopped_by |= {_OFFER_RULES[place] for place, _ in stopped}
             if not good:
-                reason = _summary(verdicts)
+                reason = _summary(stopped, tried=len(stopped) < len(verdicts))
         if reason is not None:
             refusals.append(Refusal(provider, reason))
-    return Menu(tuple(sorted(eligible, key=_order(spec.placement.strategy))), tuple(refusals))
+    return Menu(
+        offers=tuple(sorted(eligible, key=_order(spec.placement.strategy))),
+        refusals=tuple(refusals),
+        may_free_up=_taken in stopped_by,
+        over_limit=_over_limit in stopped_by,
+    )
+
+
+def only_too_dear(result: Menu) -> bool:
+    """Whether money alone stands in the way: nothing is eligible, or may become so, but for `max_cost_usd`."""
+    return not result.offers and result.over_limit and not result.may_free_up
 
 
 def _provider_refusal(spec: JobSpec, provider: str, can: Capabilities) -> str | None:
@@ -88,54 +105,96 @@ def _provider_refusal(spec: JobSpec, provider: str, can: Capabilities) -> str | 
     return None
 
 
-def _offer_refusal(spec: JobSpec, offer: Offer, spent: Decimal) -> str | None:
-    wanted, place = spec.compute, spec.placement
-    if offer.accelerator != wanted.accelerator or offer.gpu_count != wanted.gpu_count:
-        return f"has no {wanted.gpu_count or ''} {wanted.accelerator}".replace("  ", " ")
-    if not offer.available:
-        return "has none free now"
-    if wanted.vcpu_count is not None and offer.vcpus < wanted.vcpu_count:
-        return f"has at most {offer.vcpus} vCPUs, {wanted.vcpu_count} wanted"
-    if offer.ephemeral_disk_gb < wanted.ephemeral_disk_gb:
-        return f"has {offer.ephemeral_disk_gb} GB of disk, {wanted.ephemeral_disk_gb} wanted"
-    if wanted.interconnect is not None and offer.interconnect != wanted.interconnect:
-        return f"has no {wanted.interconnect} interconnect"
-    if offer.spot and place.spot is SpotPolicy.NEVER:
+_Rule = Callable[[JobSpec, Offer, Decimal], str | None]
+"""Why the offer may not serve the job, with what earlier attempts have cost; None when it may."""
+
+
+def _other_hardware(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    wanted = spec.compute
+    if (offer.accelerator, offer.gpu_count) == (wanted.accelerator, wanted.gpu_count):
+        return None
+    return f"has no {wanted.gpu_count} {wanted.accelerator}" if wanted.gpu_count else f"has no {wanted.accelerator}"
+
+
+def _few_vcpus(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    wanted = spec.compute.vcpu_count
+    return None if wanted is None or offer.vcpus >= wanted else f"has at most {offer.vcpus} vCPUs, {wanted} wanted"
+
+
+def _small_disk(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    wanted = spec.compute.ephemeral_disk_gb
+    return None if offer.ephemeral_disk_gb >= wanted else f"has {offer.ephemeral_disk_gb} GB of disk, {wanted} wanted"
+
+
+def _other_interconnect(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    wanted = spec.compute.interconnect
+    return None if wanted is None or offer.interconnect == wanted else f"has no {wanted} interconnect"
+
+
+def _unwanted_spot(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    if offer.spot and spec.placement.spot is SpotPolicy.NEVER:
         return "has spot instances only, and spot was not allowed"
-    if not offer.spot and place.spot is SpotPolicy.ONLY:
+    if not offer.spot and spec.placement.spot is SpotPolicy.ONLY:
         return "has no spot instances"
-    if place.max_price_usd_hr is not None and offer.price_usd_hr > place.max_price_usd_hr:
-        return f"costs {offer.price_usd_hr} USD/h, at most {place.max_price_usd_hr} wanted"
-    if place.regions and offer.region not in place.regions:
-        return f"is not in the regions {', '.join(place.regions)}"
-    if place.zones and offer.zone not in place.zones:
-        return f"is not in the zones {', '.join(place.zones)}"
-    if not affordable(
-        UsdPerHour(offer.price_usd_hr),
-        offer.pricing_model.unit_seconds,
-        offer.teardown_seconds,
-        spent,
-        spec.limits.max_cost_usd,
-    ):
-        return f"{OVER_LIMIT} max_cost_usd {spec.limits.max_cost_usd} at {offer.price_usd_hr} USD/h"
     return None
 
 
-OVER_LIMIT = "its first billable unit would exceed"
+def _elsewhere(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    regions, zones = spec.placement.regions, spec.placement.zones
+    if regions and offer.region not in regions:
+        return f"is not in the regions {', '.join(regions)}"
+    if zones and offer.zone not in zones:
+        return f"is not in the zones {', '.join(zones)}"
+    return None
 
 
-def only_too_dear(result: Menu) -> bool:
-    """Whether money alone stands in the way: nothing is eligible and some provider would be but for max_cost_usd."""
-    return not result.offers and any(r.message.startswith(OVER_LIMIT) for r in result.refusals)
+def _above_price(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    most = spec.placement.max_price_usd_hr
+    return (
+        None
+        if most is None or offer.price_usd_hr <= most
+        else f"costs {offer.price_usd_hr} USD/h, at most {most} wanted"
+    )
 
 
-def _summary(verdicts: Sequence[tuple[Offer, str | None]]) -> str:
-    """The most telling refusal: the one of the offer that came furthest, which is the last distinct kind of check."""
-    reasons = [reason for _, reason in verdicts if reason is not None]
-    if not reasons:
-        return "all its offers were tried" if verdicts else "has no offers"
-    telling = [r for r in reasons if not r.startswith("has no ")] or reasons
-    return telling[0]
+def _over_limit(spec: JobSpec, offer: Offer, spent: Decimal) -> str | None:
+    price, unit_seconds = UsdPerHour(offer.price_usd_hr), offer.pricing_model.unit_seconds
+    if affordable(price, unit_seconds, offer.teardown_seconds, spent, spec.limits.max_cost_usd):
+        return None
+    return f"its first billable unit would exceed max_cost_usd {spec.limits.max_cost_usd} at {price} USD/h"
+
+
+def _taken(_spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    return None if offer.available else "has none free now"
+
+
+# An offer that fails a later rule came closer: money is judged of what fits, availability of what could be paid.
+_OFFER_RULES: tuple[_Rule, ...] = (
+    _other_hardware,
+    _few_vcpus,
+    _small_disk,
+    _other_interconnect,
+    _unwanted_spot,
+    _elsewhere,
+    _above_price,
+    _over_limit,
+    _taken,
+)
+
+
+def _first_refusal(spec: JobSpec, offer: Offer, spent: Decimal) -> tuple[int, str] | None:
+    """The place of the first rule that refuses the offer, and its reason; None when all pass."""
+    for place, rule in enumerate(_OFFER_RULES):
+        reason = rule(spec, offer, spent)
+        if reason is not None:
+            return place, reason
+    return None
+
+
+def _summary(stopped: Sequence[tuple[int, str]], *, tried: bool) -> str:
+    if tried:
+        return "all its eligible offers were tried"
+    return max(stopped, key=lambda verdict: verdict[0])[1] if stopped else "has no offers"
 
 
 def _order(strategy: PlacementStrategy) -> Callable[[Offer], tuple[Decimal | int, Decimal | int, str]]:
