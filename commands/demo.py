@@ -113,7 +113,7 @@ def _own_stack(data_dir: Path) -> Iterator[subprocess.Popen[str]]:
 
 def _run_job(credentials: Credentials, steps: int | None) -> ExitCode:
     """Submits the training, streams its log, prints the final record; the job's class."""
-    image = prepare_image(say)
+    image = prepare_image(credentials.data_dir, say)
     with ApiClient(credentials) as client:
         job = client.post("/jobs", training_request(image, steps), {"Idempotency-Key": new_idempotency_key()})
         say(f"submitted {job['id']}: {_TRAINING}")

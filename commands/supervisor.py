@@ -64,11 +64,15 @@ class Child:
         await self._spawn()
         self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.spec.name}")
 
-    async def stop(self, *, now: bool = False) -> None:
-        """SIGTERM, then SIGKILL once `stop_seconds` have passed (at once with `now`); returns when it is gone."""
+    def leave_dead(self) -> None:
+        """From now on a death is not followed by a restart."""
         self._stopping = True
         if self._task is not None and self.pid is None:
             self._task.cancel()  # between a death and the restart
+
+    async def stop(self, *, now: bool = False) -> None:
+        """SIGTERM, then SIGKILL once `stop_seconds` have passed (at once with `now`); returns when it is gone."""
+        self.leave_dead()
         if self.process is not None and self.pid is not None:
             self._signal(signal.SIGKILL if now else signal.SIGTERM)
             try:
@@ -184,6 +188,8 @@ class Supervisor:
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Stops every child in reverse order of the start; once `hurry` is set, by SIGKILL."""
+        for child in self.children:
+            child.leave_dead()
         for child in reversed(self.children):
             self._say(f"stopping {child.spec.name}")
             gently = asyncio.create_task(child.stop(now=hurry.is_set()))
