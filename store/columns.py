@@ -46,6 +46,18 @@ class ExactDecimal(TypeDecorator[Decimal]):
         return None if value is None else Decimal(value)
 
 
+class Prose(TypeDecorator[str]):
+    """Text of others, such as a provider's error: what no database can hold (NUL, lone surrogates) becomes U+FFFD."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class Json(TypeDecorator[Any]):
     """JSON as text: read and written whole, never queried into."""
 

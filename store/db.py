@@ -6,14 +6,15 @@ stand inside it. `in_transaction()` lets the test suite prove that.
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, literal_column, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
-from sqlmodel import Session
+from sqlmodel import Session, SQLModel
 
 T = TypeVar("T")
 
@@ -29,6 +30,16 @@ def in_transaction() -> bool:
 def publish(session: Session, topic: str) -> None:
     """Wakes the subscribers of `topic` in this process once the transaction of `session` has been committed."""
     session.info.setdefault("topics", set()).add(topic)
+
+
+def insert_once(session: Session, table: type[SQLModel], unique: Sequence[str], **values: Any) -> bool:
+    """Inserts a row unless one with the same `unique` columns is there; says whether it did.
+
+    Waits for another transaction that is just inserting such a row, instead of failing after it.
+    """
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
+    return session.connection().execute(statement.returning(literal_column("1"))).first() is not None
 
 
 class Database:
@@ -60,6 +71,8 @@ class Database:
         with _marked(), Session(self.engine, expire_on_commit=False) as session:
             if self.sqlite:
                 session.connection().exec_driver_sql("BEGIN")
+            else:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             return query(session)
 
     def run_write(self, change: Callable[[Session], T]) -> T:
@@ -91,11 +104,15 @@ class Database:
 
     def unsubscribe(self, topic: str, wakeup: asyncio.Event) -> None:
         """Forgets what `subscribe` returned."""
-        self._subscribers[topic] = [entry for entry in self._subscribers[topic] if entry[1] is not wakeup]
+        remaining = [entry for entry in self._subscribers.get(topic, ()) if entry[1] is not wakeup]
+        if remaining:
+            self._subscribers[topic] = remaining
+        else:
+            self._subscribers.pop(topic, None)
 
     def _wake(self, topic: str) -> None:
         for loop, wakeup in self._subscribers.get(topic, ()):
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # its loop was closed meanwhile: nobody waits there any more
                 loop.call_soon_threadsafe(wakeup.set)
 
     def check(self) -> None:

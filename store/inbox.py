@@ -7,11 +7,12 @@ from typing import Any
 from sqlalchemy import func, update
 from sqlmodel import Session, col, select
 
-from store.db import publish
+from store.db import insert_once, publish
 from store.tables import InboxRow
 
 START, TERMINATE, EXIT = "start", "terminate", "exit"
 TOPIC = "inbox"
+_MOST_CHARACTERS = 500
 
 
 def put(
@@ -24,15 +25,21 @@ def put(
     key: str | None = None,
 ) -> bool:
     """Stores one input; a second one with the same key (default: the kind) is not stored. Says whether it was."""
-    dedupe_key = key or kind
-    known = select(InboxRow.id).where(InboxRow.job_id == job_id, InboxRow.dedupe_key == dedupe_key)
-    if session.exec(known).first() is not None:
-        return False
-    session.add(
-        InboxRow(job_id=job_id, kind=kind, dedupe_key=dedupe_key, payload=payload or {}, created_at=now, due_at=now)
+    stored = insert_once(
+        session,
+        InboxRow,
+        ("job_id", "dedupe_key"),
+        job_id=job_id,
+        kind=kind,
+        dedupe_key=key or kind,
+        payload=payload or {},
+        created_at=now,
+        due_at=now,
+        tries=0,
     )
-    publish(session, TOPIC)
-    return True
+    if stored:
+        publish(session, TOPIC)
+    return stored
 
 
 def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: float) -> list[InboxRow]:
@@ -66,7 +73,9 @@ def mark_delivered(session: Session, ids: Sequence[int], now: datetime) -> None:
 
 def mark_failed(session: Session, row_id: int, error: str, retry_at: datetime) -> None:
     """Delivery failed; it is due again at `retry_at`."""
-    session.exec(update(InboxRow).where(col(InboxRow.id) == row_id).values(last_error=error[:500], due_at=retry_at))
+    session.exec(
+        update(InboxRow).where(col(InboxRow.id) == row_id).values(last_error=error[:_MOST_CHARACTERS], due_at=retry_at)
+    )
 
 
 def oldest_undelivered(session: Session) -> datetime | None:

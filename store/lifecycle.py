@@ -57,13 +57,13 @@ def request_termination(
 
 
 def order_stop(session: Session, job_id: str, now: datetime) -> None:
-    """Every agent of the job is told to stop, by its next (or held) poll for orders."""
+    """Every agent of the job that may still run is told to stop, by its next (or held) poll for orders."""
     session.exec(
         update(Instance)
         .where(
             col(Instance.job_id) == job_id,
             col(Instance.stop_requested_at).is_(None),
-            col(Instance.terminal_at).is_(None),
+            col(Instance.confirmed_absent_at).is_(None),
         )
         .values(stop_requested_at=now)
     )
@@ -71,7 +71,11 @@ def order_stop(session: Session, job_id: str, now: datetime) -> None:
 
 
 class LaunchAnswer(StrEnum):
+    """What an agent that asks for its launch spec is told."""
+
     LAUNCH = "launch"
+    WAIT = "wait"
+    """The machine is up before the provider's answer to its create was written down: ask again."""
     STOP = "stop"
     REFUSED = "refused"
 
@@ -87,7 +91,8 @@ def hello(session: Session, instance: Instance, now: datetime, data: dict[str, A
     """The agent's first sign of life: it ends provisioning."""
     if instance.hello_at is None:
         instance.hello_at = instance.last_contact_at = now
-        instance.state = InstanceState.STARTING
+        if not _given_up(instance):
+            instance.state = InstanceState.STARTING
         session.add(instance)
         record(session, instance.job_id, EventType.AGENT_CONNECTED, f"hello-{instance.id}", now,
                {"instance_id": instance.id, **(data or {})})  # fmt: skip
@@ -101,10 +106,10 @@ def fetch_launch(
 
     Returns None for an unknown attempt. A refusal is recorded as an alert event.
     """
-    instance = session.exec(select(Instance).where(Instance.id == attempt_id).with_for_update()).one_or_none()
+    instance = session.get(Instance, attempt_id)
     if instance is None:
         return None
-    job = session.exec(select(Job).where(Job.id == instance.job_id).with_for_update()).one()
+    job = _lock(session, instance)
     if instance.nonce is not None and instance.nonce != nonce:
         record(session, job.id, EventType.NONCE_REFUSED, f"nonce-{instance.id}-{nonce[:16]}", now,
                {"instance_id": instance.id, "alert": True})  # fmt: skip
@@ -112,19 +117,29 @@ def fetch_launch(
     hello(session, instance, now)
     instance.nonce, instance.session_hash = nonce, session_hash
     session.add(instance)
-    stopped = instance.stop_requested_at or instance.started_at or instance.terminal_at or instance.delete_requested_at
-    if stopped or job.state != JobState.PROVISIONING:
+    stopped = instance.stop_requested_at is not None or instance.started_at is not None or _given_up(instance)
+    if stopped or JobState(job.state) not in {JobState.ALLOCATING, JobState.PROVISIONING}:
         return LaunchDecision(LaunchAnswer.STOP, job, instance)
+    if instance.handle is None or job.state != JobState.PROVISIONING:
+        return LaunchDecision(LaunchAnswer.WAIT, job, instance)
     return LaunchDecision(LaunchAnswer.LAUNCH, job, instance)
 
 
 def agent_started(session: Session, instance: Instance, now: datetime) -> None:
-    """The workload runs: provisioning -> running. A repeat, or one that a termination overtook, changes nothing."""
+    """The workload runs: provisioning -> running. A repeat changes nothing; one of an attempt that a termination
+    overtook, or that was given up for another, is noted on the instance only."""
+    _lock(session, instance)
+    _started(session, instance, now)
+
+
+def _started(session: Session, instance: Instance, now: datetime) -> None:
     if instance.started_at is not None:
         return
     instance.started_at = now
-    instance.state = InstanceState.RUNNING
     session.add(instance)
+    if _given_up(instance):
+        return
+    instance.state = InstanceState.RUNNING
     transition(
         session,
         instance.job_id,
@@ -140,17 +155,18 @@ def agent_started(session: Session, instance: Instance, now: datetime) -> None:
 def agent_exit(session: Session, instance: Instance, report: ExitReport, now: datetime) -> None:
     """The first exit report of an instance counts. The one that wins running -> finalizing seals the job's outcome;
     any later or overtaken one is an event only. An exit implies a start whose report has not arrived yet."""
+    _lock(session, instance)
     if instance.exit_report is not None:
         return
-    agent_started(session, instance, now)
+    _started(session, instance, now)
+    verdict = judge(report)
     instance.exit_report = report.model_dump()
     instance.exited_at = now
     if instance.terminal_at is None:
-        instance.state = InstanceState.SUCCEEDED if judge(report).state is JobState.SUCCEEDED else InstanceState.FAILED
+        instance.state = InstanceState.SUCCEEDED if verdict.state is JobState.SUCCEEDED else InstanceState.FAILED
     session.add(instance)
-    verdict = judge(report)
     data = {"instance_id": instance.id, "exit_code": report.status, "signal": report.signal}
-    outcome = transition(
+    sealed = not _given_up(instance) and transition(
         session,
         instance.job_id,
         JobState.FINALIZING,
@@ -160,8 +176,23 @@ def agent_exit(session: Session, instance: Instance, report: ExitReport, now: da
         data=data,
         values={"exit_code": verdict.exit_code},
     )
-    if not outcome.applied:
+    if not sealed:
         killed = instance.stop_requested_at is not None
         record(session, instance.job_id, EventType.WORKLOAD_EXITED if killed else EventType.LATE_EXIT,
                f"exit-{instance.id}", now, {**data, "killed_by_us": killed})  # fmt: skip
     inbox.put(session, instance.job_id, inbox.EXIT, now, {"attempt_id": instance.id}, key=f"exit-{instance.id}")
+
+
+def _given_up(instance: Instance) -> bool:
+    """Whether the attempt counts for its job no more: it was lost or failed, or its deletion was asked for."""
+    return instance.terminal_at is not None or instance.delete_requested_at is not None
+
+
+def _lock(session: Session, instance: Instance) -> Job:
+    """Locks the job's row, then the instance's: always in this order, lest two reports wait for each other. Both are
+    read anew, since the caller may have read them before it waited."""
+    job = session.exec(
+        select(Job).where(Job.id == instance.job_id).with_for_update().execution_options(populate_existing=True)
+    ).one()
+    session.refresh(instance, with_for_update=True)
+    return job

@@ -7,10 +7,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
-from store.columns import ExactDecimal, Json, UtcDateTime
+from store.columns import ExactDecimal, Json, Prose, UtcDateTime
 
 
 def _time(nullable: bool = True, index: bool = False) -> Any:
@@ -100,7 +100,7 @@ class Job(SQLModel, table=True):
 
     state: str = Field(index=True)
     reason_code: str | None = None
-    reason_message: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    reason_message: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
     reason_details: dict[str, Any] | None = _json()
     exit_code: int | None = None
     created_at: datetime = _time(nullable=False)
@@ -153,7 +153,7 @@ class Instance(SQLModel, table=True):
     """`providers.base.Handle`; None until the provider's create answered."""
     state: str = Field(index=True)
     reason_code: str | None = None
-    reason_message: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    reason_message: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
     endpoints: list[dict[str, Any]] | None = _json()
 
     created_at: datetime = _time(nullable=False)
@@ -216,7 +216,7 @@ class InboxRow(SQLModel, table=True):
     due_at: datetime = _time(nullable=False)
     delivered_at: datetime | None = _time()
     tries: int = 0
-    last_error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    last_error: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
 
 
 class IdempotencyKey(SQLModel, table=True):

@@ -13,7 +13,7 @@ from sqlmodel import Session, col, select
 
 from domain.ids import JobId, new_id
 from domain.states import EventType, JobState, Reason, sources_of
-from store.db import publish
+from store.db import insert_once, publish
 from store.tables import Job, JobEvent
 
 
@@ -55,20 +55,21 @@ def transition(
     current = JobState(previous)
     allowed = sources_of(wanted) & (only_from or frozenset(JobState))
     if current not in allowed:
-        repeated = current is wanted and has_event(session, job_id, transition_id)
-        return Outcome(False, current, repeated)
+        return Outcome(False, current, _was_applied(session, job_id, wanted, transition_id))
     changes: dict[str, Any] = {"state": wanted.value, **(values or {})}
     if reason is not None:
         changes |= {"reason_code": reason.value, "reason_message": message, "reason_details": details}
     if wanted.terminal:
         changes |= {"terminal_at": now, "registry_sealed": None}
-    session.exec(update(Job).where(col(Job.id) == job_id, col(Job.state) == current.value).values(**changes))
     shown = {"from": current.value, "to": wanted.value}
     if reason is not None:
         shown |= {"reason": reason.value}
         if message:
             shown["message"] = message
-    record(session, job_id, event, transition_id, now, {**shown, **(data or {})})
+    if not record(session, job_id, event, transition_id, now, {**shown, **(data or {})}):
+        # This very transition was applied before, and the job has moved on since: it must not be moved back.
+        return Outcome(False, current, _was_applied(session, job_id, wanted, transition_id))
+    session.exec(update(Job).where(col(Job.id) == job_id, col(Job.state) == current.value).values(**changes))
     publish(session, "jobs")
     return Outcome(True, wanted)
 
@@ -77,11 +78,17 @@ def record(
     session: Session, job_id: JobId | str, event: EventType, event_key: str, now: datetime, data: dict[str, Any]
 ) -> bool:
     """Adds an event unless one with the same key is there; says whether it was added. Data must hold no secret."""
-    if has_event(session, job_id, event_key):
-        return False
-    session.add(JobEvent(id=new_id("evt"), job_id=job_id, transition_id=event_key, type=event.value, data=data, at=now))
-    session.flush()
-    return True
+    return insert_once(
+        session,
+        JobEvent,
+        ("job_id", "transition_id"),
+        id=new_id("evt"),
+        job_id=job_id,
+        transition_id=event_key,
+        type=event.value,
+        data=data,
+        at=now,
+    )
 
 
 def has_event(session: Session, job_id: str, transition_id: str) -> bool:
@@ -92,3 +99,9 @@ def has_event(session: Session, job_id: str, transition_id: str) -> bool:
         ).first()
         is not None
     )
+
+
+def _was_applied(session: Session, job_id: str, wanted: JobState, transition_id: str) -> bool:
+    query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.transition_id == transition_id)
+    data = session.exec(query).first()
+    return data is not None and data.get("to") == wanted.value

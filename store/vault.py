@@ -3,7 +3,10 @@
 import base64
 import hmac
 import os
+import re
 import secrets
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +19,7 @@ from domain.ids import AttemptId
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
+_KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class VaultError(HeadraceError):
@@ -43,18 +47,20 @@ class Vault:
     @classmethod
     def parse(cls, text: str) -> "Vault":
         """Reads `id:base64` entries, separated by commas or newlines; the first one is active."""
+        entries = [entry.strip() for entry in text.replace("\n", ",").split(",") if entry.strip()]
         keys = []
-        for entry in text.replace("\n", ",").split(","):
-            if not entry.strip():
-                continue
-            key_id, _, encoded = entry.strip().partition(":")
+        for number, entry in enumerate(entries, 1):
+            key_id, _, encoded = entry.partition(":")
             try:
                 secret = base64.b64decode(encoded, validate=True)
             except ValueError:
                 secret = b""
-            if not key_id or len(key_id) > 64 or len(secret) != _KEY_BYTES:
-                raise VaultError(f"master key {key_id[:16]!r}: wanted id:base64 of {_KEY_BYTES} bytes")
+            if not _KEY_ID.fullmatch(key_id) or len(secret) != _KEY_BYTES:
+                # Nothing of the entry is shown: without its colon, all of it is secret.
+                raise VaultError(f"master key {number} of {len(entries)}: wanted id:base64 of {_KEY_BYTES} bytes")
             keys.append(MasterKey(key_id, secret))
+        if len({key.id for key in keys}) < len(keys):
+            raise VaultError("two master keys have the same id: give each its own")
         return cls(keys)
 
     @staticmethod
@@ -64,8 +70,17 @@ class Vault:
 
     @classmethod
     def load(cls, text: str | None, path: Path) -> "Vault":
-        """From the setting, else from `path`."""
-        return cls.parse(text if text is not None else path.read_text())
+        """From the setting, else from `path`.
+
+        Raises:
+            VaultError: there is no such file, or no key in it.
+        """
+        if text is None:
+            try:
+                text = path.read_text()
+            except FileNotFoundError:
+                raise VaultError(f"no master key at {path}: set HEADRACE_MASTER_KEY, or restore the file") from None
+        return cls.parse(text)
 
     @property
     def active_key_id(self) -> str:
@@ -91,7 +106,7 @@ class Vault:
         nonce, ciphertext = blob[1 + length : 1 + length + _NONCE_BYTES], blob[1 + length + _NONCE_BYTES :]
         try:
             return AESGCM(key.secret).decrypt(nonce, ciphertext, context.encode())
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # ValueError: cut too short to hold a nonce
             raise VaultError(f"{context}: the sealed value was changed, or belongs elsewhere") from None
 
     def fingerprint(self, data: bytes) -> str:
@@ -133,14 +148,17 @@ def _text(mac: bytes) -> str:
 
 
 def create_key_file(path: Path) -> None:
-    """Writes a new master key, readable by its owner only; an existing file is kept."""
+    """Writes a new master key, readable by its owner only; an existing file is kept.
+
+    The file appears whole or not at all: half a key, after a crash, would lock everybody out.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(descriptor, "w") as file:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-") as file:  # made with mode 0600
         file.write(Vault.generate() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(file.name, path)
 
 
 def hash_token(token: str) -> str:
