@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _S3_TIMEOUT_SECONDS = 20
+_FOLDER_TRIES = 20
 
 
 class BlobError(HeadraceError):
@@ -166,11 +167,16 @@ def _whole(name: str, offset: int, length: int, data: bytes) -> bytes:
 
 
 def _new_file_in(folder: Path) -> tuple[int, str]:
-    """An open descriptor and its path. `delete` may take the empty folder away just after it was made: then again."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileNotFoundError):
+    """An open descriptor and its path. A `delete` in another thread may take the empty folder away just after it was
+    made, or while it is: then again."""
+    for remaining in reversed(range(_FOLDER_TRIES)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             return tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+        except (FileNotFoundError, FileExistsError):
+            if not remaining:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _sync_directory(path: Path) -> None:

@@ -8,6 +8,7 @@ their text. Blocks are joined and cut without touching their lines.
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import orjson
 import zstandard
@@ -88,22 +89,26 @@ def join(blocks: Sequence[Block]) -> Block:
     return Block(tuple(run for block in blocks for run in block.runs), b"\n".join(block.body for block in blocks))
 
 
-def lines_of(block: Block, first_seq: int, source: str | None) -> list[LogLine]:
-    """The lines of a block whose first one has this number; only those of `source` if it is given."""
+def lines_of(
+    block: Block, first_seq: int, *, source: str | None, ascending: bool, after: int | None
+) -> Iterator[LogLine]:
+    """The lines of a block whose first one has the number `first_seq`, in the order of a traversal that has seen
+    `after`; only those of `source` if it is given."""
     texts = block.body.decode().split("\n")
     if len(texts) != block.line_count:
         raise CorruptBlock(f"a block of {block.line_count} lines holds {len(texts)} texts")
-    lines: list[LogLine] = []
-    start = 0
-    for run in block.runs:
-        if source is None or run.source == source:
-            at, continued = from_microseconds(run.at_microseconds), frozenset(run.continued)
-            lines += [
-                LogLine(first_seq + start + index, at, run.source, run.stream, text, run.rank, index in continued)
-                for index, text in enumerate(texts[start : start + run.count])
-            ]
-        start += run.count
-    return lines
+    starts = accumulate((run.count for run in block.runs), initial=0)
+    runs = list(zip(starts, block.runs, strict=False))
+    for start, run in runs if ascending else reversed(runs):
+        if source is not None and run.source != source:
+            continue
+        low, high = start, start + run.count
+        if after is not None:
+            low, high = (max(low, after + 1 - first_seq), high) if ascending else (low, min(high, after - first_seq))
+        at, continued = from_microseconds(run.at_microseconds), frozenset(run.continued)
+        for index in range(low, high) if ascending else range(high - 1, low - 1, -1):
+            text, goes_on = texts[index], index - start in continued
+            yield LogLine(first_seq + index, at, run.source, run.stream, text, run.rank, goes_on)
 
 
 _local = threading.local()

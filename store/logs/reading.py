@@ -7,7 +7,7 @@ that appending, sealing and trimming leave valid.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby, islice
 from typing import Any
 
 from sqlalchemy import func
@@ -171,15 +171,12 @@ def _pieces_of(row: Any, query: _Query) -> Sequence[_Piece]:
 
 def _collect(plan: _Plan, query: _Query, blobs: BlobStore) -> LogPage:
     """Reads the plan's pieces until the page is full. Blocks: for the blob store."""
-    lines: list[LogLine] = []
-    for piece, data in _with_data(plan, blobs):
-        found = lines_of(decode(data), piece.first_seq, query.source)
-        if not query.is_whole(piece) and query.after is not None:
-            after = query.after
-            found = [line for line in found if (line.seq > after if query.ascending else line.seq < after)]
-        lines += found if query.ascending else found[::-1]
-        if len(lines) > query.limit:
-            break
+    found = (
+        lines_of(decode(data), piece.first_seq, source=query.source, ascending=query.ascending, after=query.after)
+        for piece, data in _with_data(plan, blobs)
+    )
+    # One more than the page tells whether there is a next one.
+    lines = list(islice(chain.from_iterable(found), query.limit + 1))
     if plan.counting_line is not None:
         if query.ascending and query.after is None:
             lines.insert(0, plan.counting_line)

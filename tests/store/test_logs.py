@@ -90,9 +90,7 @@ class TestIngest:
         assert writer.acked() == {"stdout": 0, "stderr": 0}
         assert await texts(logs, writer.instance.job_id) == []
 
-    async def test_unfinished_lines_of_both_streams_are_kept(
-        self, writer: LogWriter, logs: LogStore
-    ) -> None:
+    async def test_unfinished_lines_of_both_streams_are_kept(self, writer: LogWriter, logs: LogStore) -> None:
         writer.send(b"a\nb")
         writer.send(b"x", "stderr")
         writer.finish()
