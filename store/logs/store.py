@@ -137,8 +137,11 @@ class LogStore:
             await self.seal(self._crowded.pop())
         if self._next_sweep_at is None or now >= self._next_sweep_at:
             self._next_sweep_at = now + _SWEEP_EVERY
-            for job_id in await self._db.read(lambda session: _with_old_hot_lines(session, now - SEGMENT_SPAN)):
+            jobs = await self._db.read(lambda session: _with_old_hot_lines(session, now - SEGMENT_SPAN))
+            for job_id in jobs:
                 await self.seal(job_id)
+            if len(jobs) == _BATCH:
+                self._next_sweep_at = now
             await retention.sweep(self._db, self._blobs, now)
 
     async def run_upkeep(self) -> None:
