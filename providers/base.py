@@ -146,7 +146,11 @@ class Provider(Protocol):
     """A backend. Methods are repeatable; a 5xx, a timeout or a reset on `create` is `Ambiguous`, never "failed"."""
 
     name: str
-    capabilities: Capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend can do; of a local engine it is found out at the first look, which may take a second."""
+        ...
 
     async def verify(self) -> CredentialReport:
         """Cheap check of the credentials. Never raises for wrong ones: the report says so."""

@@ -18,7 +18,7 @@ from providers.base import Progress, ProviderState
 from providers.local.container_flags import Setup, run_arguments
 from providers.local.container_view import LABEL_GPUS, LABEL_OWNER, seen
 from providers.local.engine import FAULT_EXIT_CODE, FAULT_PREFIX, Launch, Seen
-from providers.local.images import PrivateRepositories, qualify
+from providers.local.images import PrivateRepositories, must_ask, qualify
 from providers.local.process import CommandTimeout, Completed, clean_environment, run
 from providers.local.pull import pull
 
@@ -51,7 +51,7 @@ class ContainerEngine:
 
     async def start(self, launch: Launch, progress: Progress) -> None:
         reference = qualify(launch.image)
-        if launch.registry is not None or reference in self._private:
+        if must_ask(reference) and (launch.registry is not None or reference in self._private):
             await pull(self.setup, reference, launch.registry, launch.directory, self._private, progress)
         if await self._to_the_end(self._start(launch, reference)):
             return

@@ -3,16 +3,52 @@
 import hashlib
 import io
 import json
+import platform
 import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from providers.local.host_tree import Tree
+from providers.local.container_flags import Setup
+from providers.local.host_tree import HostTreeError, Tree, host_tree
+from providers.local.process import clean_environment, run_blocking
 
 HOST_IMAGE = "localhost/headrace/host:latest"
 PROBE_IMAGE = "localhost/headrace/probe:v1"
+_LOAD_SECONDS = 300
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def build_host_image(
+    setup: Setup, name: str = HOST_IMAGE, *, with_python: bool = False, extra: Sequence[Path] = ()
+) -> str:
+    """Makes an image of this machine's programs and loads it into the engine; its name. Blocks for seconds.
+
+    Raises:
+        HostTreeError: this machine lacks a program that the image needs, or the engine does not take the image.
+    """
+    load(setup, name, host_tree(with_python=with_python, extra=extra))
+    return name
+
+
+def load(setup: Setup, name: str, tree: Tree) -> None:
+    """Packs a tree and loads it into the engine.
+
+    Raises:
+        HostTreeError: it cannot be packed, or the engine does not take it.
+    """
+    environment = clean_environment(dict(setup.environment))
+    with tempfile.TemporaryDirectory(prefix="headrace-image-") as directory:
+        archive = Path(directory, "image.tar")
+        try:
+            write_archive(archive, name, tree, machine=platform.machine())
+        except OSError as error:
+            raise HostTreeError(f"the image {name} cannot be written: {error}") from error
+        arguments = [*setup.argv, "load", "--quiet", "--input", str(archive)]
+        answer = run_blocking(arguments, environment=environment, timeout=_LOAD_SECONDS)
+    if answer.returncode != 0:
+        raise HostTreeError(f"{setup.name} does not take the image {name}: {answer.last_line}")
 
 
 def write_archive(

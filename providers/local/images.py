@@ -33,6 +33,11 @@ def qualify(text: str) -> images.ImageReference:
     return images.ImageReference(parsed.registry or _DEFAULT_REGISTRY, repository, tag, parsed.digest)
 
 
+def must_ask(reference: images.ImageReference) -> bool:
+    """Whether a registry stands behind the name: `localhost/` without a port is what was built on this machine."""
+    return reference.registry != "localhost"
+
+
 def auth_file(reference: images.ImageReference, credential: RegistryCredential | None, *, docker: bool) -> str:
     """The JSON that both engines read credentials from: for the image's own registry, or for none at all.
 

@@ -105,7 +105,7 @@ class LocalProvider:
         selection = await asyncio.to_thread(self._selection)
         if selection.name is None:
             return CredentialReport(status="unreachable", message=f"no engine runs here: {selection.explain()}")
-        return CredentialReport(status="ok", message=f"runs workloads by {selection.name}")
+        return CredentialReport(status="ok")
 
     async def offers(self, query: OfferQuery) -> list[Offer]:
         selection = await asyncio.to_thread(self._selection)
@@ -132,10 +132,10 @@ class LocalProvider:
             existing = sum(gpu.model.name == wanted.accelerator for gpu in machine.gpus)
         record = Record(
             attempt_id=spec.attempt_id,
-            owner_id=spec.owner_id,
+            owner_id=self._context.owner_id,
             job_id=spec.job_id,
             org_id=spec.org_id,
-            name=_name(spec.owner_id, spec.attempt_id),
+            name=_name(self._context.owner_id, spec.attempt_id),
             engine=selection.name,
             accelerator=wanted.accelerator,
             gpu_count=wanted.gpu_count,
@@ -159,7 +159,8 @@ class LocalProvider:
             await self._start_with_gpus(engine, launch, spec, machine, progress)
         else:
             await engine.start(launch, progress)
-        return self._handle(record)
+        ready = self._handle(record)
+        return ready.model_copy(update={"data": {**ready.data, "published": bool(launch.ports)}})
 
     async def find(self, attempt_id: AttemptId) -> list[Handle]:
         record = self._records.read(attempt_id)
@@ -282,7 +283,7 @@ class LocalProvider:
                 LABEL_JOB: record.job_id,
                 LABEL_ORG: record.org_id,
             },
-            ports=_ports(spec),
+            ports=_ports(spec) if self._engine_named(record.engine).publishes_ports else (),
             publish_address=self._settings.api_host,
             registry=spec.registry,
             cpus=vcpus,

@@ -21,6 +21,7 @@ import psutil
 from domain.errors import Ambiguous, BootstrapFailed, ProviderNotFound
 from domain.ids import ATTEMPT_PATTERN, AttemptId
 from providers.base import Progress, ProviderState
+from providers.local.container_view import LABEL_OWNER
 from providers.local.engine import AGENT_MOUNT, FAULT_EXIT_CODE, FAULT_PREFIX, Launch, Seen
 from providers.local.process import run_blocking
 from providers.local.sandbox_command import command, find_paths, user_id
@@ -61,7 +62,9 @@ class SandboxEngine:
         marker = launch.directory / _STARTED
         try:
             with marker.open("x") as stream:
-                stream.write(launch.name)
+                json.dump({"name": launch.name, "labels": dict(launch.labels)}, stream)
+        except FileNotFoundError:
+            raise ProviderNotFound(f"{launch.attempt_id} was terminated; it is not started any more") from None
         except FileExistsError:
             if _age_seconds(marker) < _SPAWN_SECONDS:
                 return  # another process is at it
@@ -81,24 +84,26 @@ class SandboxEngine:
         started = directory / _STARTED
         try:
             created_at = datetime.fromtimestamp(started.stat().st_mtime, UTC)
-            name = name or started.read_text()
+            written: dict[str, Any] = json.loads(started.read_text())
         except FileNotFoundError:
             return None
+        except json.JSONDecodeError:
+            written = {}  # killed in the middle of a start
         state, code, message = _verdict(directory)
         return Seen(
-            name=name,
+            name=name or str(written.get("name", "")),
             attempt_id=AttemptId(directory.name),
             state=state,
             exit_code=code,
             message=message[:2000],
             created_at=created_at,
+            labels=written.get("labels", {}),
         )
 
     async def owned(self, owner_id: str) -> list[Seen]:
-        """Those of this data directory, whoever the owner is: the directory has one."""
         directories = [self._root / name for name in sorted(os.listdir(self._root)) if ATTEMPT_PATTERN.match(name)]
         found = [await self.inspect("", directory) for directory in directories]
-        return [item for item in found if item is not None]
+        return [item for item in found if item is not None and item.labels.get(LABEL_OWNER) == owner_id]
 
     async def output(self, name: str, directory: Path) -> str:
         try:

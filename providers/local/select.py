@@ -1,8 +1,6 @@
 """Which engine runs workloads here. An engine is taken only after it has run a container, or a sandboxed process."""
 
 import os
-import platform
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +9,8 @@ from pathlib import Path
 from providers.local import podman_config
 from providers.local.container_flags import Setup, gpu_arguments
 from providers.local.firewall import DOCKER_SUBNET, PODMAN_SUBNET, Firewall
-from providers.local.host_image import PROBE_IMAGE, write_archive
+from providers.local.gpus import discover
+from providers.local.host_image import PROBE_IMAGE, load
 from providers.local.host_tree import HostTreeError, minimal_tree
 from providers.local.process import Completed, clean_environment, run_blocking
 from providers.local.sandbox import probe as probe_sandbox
@@ -115,9 +114,10 @@ def _probe(setup: Setup) -> str | None:
     """Runs a container; the reason why that did not work, or None."""
     answer = _run_probe(setup)
     if answer.returncode != 0 and _call(setup, "image", "inspect", PROBE_IMAGE).returncode != 0:
-        problem = _load_probe_image(setup)
-        if problem is not None:
-            return problem
+        try:
+            load(setup, PROBE_IMAGE, minimal_tree(_PROBE_PROGRAM))
+        except HostTreeError as error:
+            return str(error)
         answer = _run_probe(setup)
     return None if answer.returncode == 0 else answer.last_line
 
@@ -135,17 +135,6 @@ def _run_probe(setup: Setup, *options: str, path: str = "/") -> Completed:
         _call(setup, "rm", "--force", name)
 
 
-def _load_probe_image(setup: Setup) -> str | None:
-    with tempfile.TemporaryDirectory(prefix="headrace-probe-") as directory:
-        archive = Path(directory, "probe.tar")
-        try:
-            write_archive(archive, PROBE_IMAGE, minimal_tree(_PROBE_PROGRAM), machine=platform.machine())
-        except (HostTreeError, OSError) as error:
-            return f"no probe image could be made: {error}"
-        answer = _call(setup, "load", "--quiet", "--input", str(archive))
-        return None if answer.returncode == 0 else answer.last_line
-
-
 def _complete(setup: Setup, network: str) -> tuple[Setup, tuple[str, ...]]:
     """What else this engine can do here, and what its isolation lacks."""
     notes: list[str] = []
@@ -157,7 +146,7 @@ def _complete(setup: Setup, network: str) -> tuple[Setup, tuple[str, ...]]:
         notes.append("without root the engine's own network is used: cloud metadata is not blocked")
     elif network == "host":
         notes.append("workloads share this machine's network: for a single user's machine only")
-    gpus = os.path.exists(_GPU_DEVICE) and _takes_gpus(setup)
+    gpus = bool(discover()) and _takes_gpus(setup)
     disk = (
         _backing_filesystem(setup) in _QUOTA_FILESYSTEMS and _run_probe(setup, "--storage-opt=size=1G").returncode == 0
     )

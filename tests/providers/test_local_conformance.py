@@ -1,0 +1,34 @@
+"""The local provider keeps every promise of the provider contract, with each of its engines."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.providers.conformance import MakeProvider, ProviderConformance
+from tests.providers.local_support import make_local
+
+
+@pytest.fixture(scope="session")
+def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests of this process: podman is found out by running a container, which takes a second."""
+    return tmp_path_factory.mktemp("podman")
+
+
+class TestSandbox(ProviderConformance):
+    __test__ = True
+
+    @pytest.fixture
+    def make_provider(self, tmp_path: Path) -> MakeProvider:
+        return lambda owner: make_local(tmp_path / "data", "sandbox", owner=owner)
+
+
+@pytest.mark.containers
+class TestPodman(ProviderConformance):
+    __test__ = True
+
+    @pytest.fixture
+    def make_provider(self, podman_data: Path) -> MakeProvider:
+        # Containers of tests that run beside this one are on the same machine: each test has owners of its own.
+        unique = uuid.uuid4().hex[:8]
+        return lambda owner: make_local(podman_data, "podman", owner=f"{owner}-{unique}")
