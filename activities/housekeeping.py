@@ -8,7 +8,7 @@ from temporalio import activity
 
 from activities.context import Context, heartbeating
 from store import liveness
-from store.tables import InboxRow, Job, LogChunk
+from store.tables import InboxRow, Job, LogState
 
 _DELIVERED_KEPT = timedelta(days=7)
 _BATCH = 200
@@ -39,15 +39,14 @@ class HousekeepingActivities:
                 liveness.prune(session, old)
 
             await self._context.db.write(prune)
-            return f"{sealed} logs sealed, {trimmed} segments removed"
+            return f"{sealed} logs sealed, {trimmed} lines removed"
 
 
 def _finished_with_hot_logs(session: Session) -> list[str]:
     query = (
-        select(LogChunk.job_id)
-        .join(Job, col(Job.id) == col(LogChunk.job_id))
-        .where(col(LogChunk.segment).is_(None), col(Job.terminal_at).is_not(None))
-        .distinct()
+        select(LogState.job_id)
+        .join(Job, col(Job.id) == col(LogState.job_id))
+        .where(col(LogState.hot_since).is_not(None), col(Job.terminal_at).is_not(None))
         .limit(_BATCH)
     )
     return list(session.exec(query).all())

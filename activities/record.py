@@ -101,6 +101,7 @@ class RecordActivities:
 
         def end(session: Session) -> str:
             job = fenced_job(session, ending.job_id, ending.token)
+            self._finish_logs(session, job.id, now)
             return _settle(session, job, now, ending.attempt_id, ending.reason, ending.message)
 
         return await self._context.db.write(end)
@@ -114,10 +115,17 @@ class RecordActivities:
             job = session.get(Job, job_id, with_for_update=True)
             assert job is not None, job_id
             record(session, job_id, EventType.RECOVERED, "recovered", now, {})
+            self._finish_logs(session, job_id, now)
             message = "the job's workflow was ended from outside; its hardware was given back"
             return _settle(session, job, now, None, Reason.INTERNAL_ERROR, message)
 
         return await self._context.db.write(end)
+
+    def _finish_logs(self, session: Session, job_id: str, now: datetime) -> None:
+        """Where the drain was cut short, the last unfinished line is shown as it is."""
+        for instance in _instances(session, job_id):
+            if instance.drained_at is None and instance.started_at is not None:
+                self._context.logs.finish_streams(session, instance, now)
 
 
 def _settle(

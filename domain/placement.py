@@ -10,7 +10,7 @@ from decimal import Decimal
 from domain.limits import affordable
 from domain.money import UsdPerHour
 from domain.offers import Capabilities, Offer
-from domain.spec import JobSpec, PlacementStrategy, SpotPolicy
+from domain.spec import ComputeRequest, JobSpec, PlacementStrategy, SpotPolicy
 
 # Curated precedence of `capacity_optimized`: own hardware first, then breadth of capacity. Unknown ones come last.
 PRECEDENCE = ("local", "ssh", "aws", "gcp", "azure", "nebius", "oci", "runpod", "modal", "vastai")
@@ -69,7 +69,7 @@ def menu(
             stopped = [verdict for _, verdict in verdicts if verdict is not None]
             stopped_by |= {_OFFER_RULES[place] for place, _ in stopped}
             if not good:
-                reason = _summary(stopped, tried=len(stopped) < len(verdicts))
+                reason = _summary(spec.compute, stopped, tried=len(stopped) < len(verdicts))
         if reason is not None:
             refusals.append(Refusal(provider, reason))
     return Menu(
@@ -191,10 +191,13 @@ def _first_refusal(spec: JobSpec, offer: Offer, spent: Decimal) -> tuple[int, st
     return None
 
 
-def _summary(stopped: Sequence[tuple[int, str]], *, tried: bool) -> str:
+def _summary(wanted: ComputeRequest, stopped: Sequence[tuple[int, str]], *, tried: bool) -> str:
     if tried:
         return "all its eligible offers were tried"
-    return max(stopped, key=lambda verdict: verdict[0])[1] if stopped else "has no offers"
+    if not stopped:
+        count = f"{wanted.gpu_count} " if wanted.gpu_count else ""
+        return f"has no offers of {count}{wanted.accelerator}"
+    return max(stopped, key=lambda verdict: verdict[0])[1]
 
 
 def _order(strategy: PlacementStrategy) -> Callable[[Offer], tuple[Decimal | int, Decimal | int, str]]:

@@ -12,7 +12,13 @@ from datetime import datetime, timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    FailureError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -44,6 +50,7 @@ with workflow.unsafe.imports_passed_through():
 STATE_ATTRIBUTE = SearchAttributeKey.for_keyword("HeadraceState")
 
 _HISTORY_EVENTS = 2_000
+_MOST_CLAIMS = 3
 _LOCAL = timedelta(seconds=5)
 _FOREVER = timedelta(days=3650)
 _DATABASE_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10))
@@ -77,6 +84,7 @@ class ComputeJob:
         self._deletions_started: list[str] = []
         self._stopping: str | None = None
         self._cut_drain = False
+        self._last_failure: _JobFailed | None = None
 
     # Messages ------------------------------------------------------------------------------------------------------
 
@@ -111,17 +119,29 @@ class ComputeJob:
     @workflow.run
     async def run(self, job: JobInput) -> str:
         self._job_id = job.job_id
+        for _ in range(_MOST_CLAIMS):
+            claim = await self._claim()
+            if claim.state.terminal:
+                # A reset run of a finished job: its outcome stands; only its machines are looked after.
+                await self._delete(claim.open_attempts, drain_seconds=0)
+                return claim.state
+            if claim.state is JobState.TERMINATING:
+                self._stopping = "termination requested"
+            try:
+                return await self._conclude(claim, await self._live_until_stopped(claim, job.resume))
+            except FailureError as error:
+                # Reset to a moment after its claim, while another run claimed the job since: this run is the one that
+                # lives now, so it claims the job anew and goes by the rows.
+                if not _fenced(error):
+                    raise
+        raise ApplicationError(f"{job.job_id} is claimed by other runs again and again", type=FailureType.FENCED)
+
+    async def _claim(self) -> Claim:
         claim: Claim = await workflow.execute_local_activity(
-            "claim_job", job.job_id, result_type=Claim, start_to_close_timeout=_LOCAL, retry_policy=_DATABASE_RETRY
+            "claim_job", self._job_id, result_type=Claim, start_to_close_timeout=_LOCAL, retry_policy=_DATABASE_RETRY
         )
         self._token, self._policy = claim.token, claim.policy
-        if claim.state.terminal:
-            # A reset run of a finished job: its outcome stands; only its machines are looked after.
-            await self._delete(claim.open_attempts, drain_seconds=0)
-            return claim.state
-        if claim.state is JobState.TERMINATING:
-            self._stopping = "termination requested"
-        return await self._conclude(claim, await self._live_until_stopped(claim, job.resume))
+        return claim
 
     async def _live_until_stopped(self, claim: Claim, resume: Resume | None) -> SettleInput | None:
         """Lives the job's life until it ends by itself, or until a termination or a limit ends it (None)."""
@@ -235,6 +255,7 @@ class ComputeJob:
                 assert allocation.attempt_id is not None
                 assert allocation.offer_id is not None
                 self._rejected += (allocation.offer_id,)
+                self._last_failure = _JobFailed(Reason.MAX_COST_EXCEEDED, allocation.message or "too dear")
                 await self._delete((allocation.attempt_id,), drain_seconds=0)
                 continue
             if allocation.outcome is AllocationOutcome.STOPPED:
@@ -242,6 +263,9 @@ class ComputeJob:
                 await workflow.wait_condition(lambda: False)
             assert self._capacity_until is not None
             out_of_time = workflow.now() >= self._capacity_until
+            if allocation.outcome is AllocationOutcome.IMPOSSIBLE and self._last_failure is not None:
+                # Every offer was tried: the job fails for what went wrong on the last one.
+                raise self._last_failure
             if allocation.outcome is AllocationOutcome.IMPOSSIBLE or out_of_time:
                 raise _JobFailed(
                     allocation.reason or Reason.CAPACITY_UNAVAILABLE, allocation.message or "no capacity was found"
@@ -277,6 +301,8 @@ class ComputeJob:
                 retry_policy=_PROVIDER_RETRY,
             )
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
             await self._provisioning_failed(attempt, error)
             return False
         workflow.upsert_search_attributes([STATE_ATTRIBUTE.value_set(JobState.RUNNING.value)])
@@ -286,7 +312,7 @@ class ComputeJob:
         cause = error.cause
         kind = cause.type if isinstance(cause, ApplicationError) else None
         message = cause.message if isinstance(cause, ApplicationError) else str(cause)
-        if kind == FailureType.FENCED:
+        if _fenced(error):
             raise error
         if kind == FailureType.STOPPED:
             await workflow.wait_condition(lambda: False)
@@ -339,8 +365,9 @@ class ComputeJob:
             start_to_close_timeout=_LOCAL,
             retry_policy=_DATABASE_RETRY,
         )
+        self._last_failure = _JobFailed(reason, message)
         if exhausted:
-            raise _JobFailed(reason, message)
+            raise self._last_failure
         if counts:
             self._rejected += (offer_id,)
         # The limits keep their moment until the next allocation recomputes it: the old attempt's spend still counts.
@@ -434,6 +461,12 @@ class ComputeJob:
         if self._deadline is not None:
             lines.append(f"{self._deadline.reason.value} at {self._deadline.at.isoformat()}")
         workflow.set_current_details("\n\n".join(lines))
+
+
+def _fenced(error: FailureError) -> bool:
+    """Whether another run has claimed the job. An activity's failure is wrapped, a local activity's is not."""
+    root = error.cause if isinstance(error, ActivityError) else error
+    return isinstance(root, ApplicationError) and root.type == FailureType.FENCED
 
 
 async def _cancelled(task: "asyncio.Task[SettleInput]") -> None:

@@ -47,7 +47,8 @@ _FAULT_CHARACTERS = 500
 
 @router.post("/launch")
 async def launch(request: Request) -> Response:
-    """Hello and the launch spec in one: 200 with bash to source, 409 `stop`, or 403 where another agent was first."""
+    """Hello and the launch spec in one: 200 with bash to source, 409 `stop`, 503 not yet, 403 another agent
+    was first."""
     services = _services(request)
     attempt_id = bootstrap_attempt(services, request)
     _check_protocol(request)
@@ -66,6 +67,8 @@ async def launch(request: Request) -> Response:
     services.presence.note(attempt_id, now)
     if decision.answer is LaunchAnswer.STOP:
         return _text(Order.STOP, 409)
+    if decision.answer is LaunchAnswer.WAIT:
+        raise Unavailable(f"{attempt_id} is not written down as allocated yet; ask again")
     fragment = await run_in_threadpool(_render, services, decision.job, decision.instance, token)
     return Response(fragment, media_type="text/x-shellscript")
 

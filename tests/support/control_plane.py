@@ -89,7 +89,7 @@ class ControlPlane:
         """Agent socket, dispatcher, contacts, orders, liveness beats: all that the API process runs."""
         dispatcher = Dispatcher(self.services)
         orders, contacts = OrderBoard(self.services), Contacts(self.services, dispatcher.heartbeat)
-        app = create_agent_app(self.services, orders, contacts)
+        app = create_agent_app(self.services)
         config = uvicorn.Config(app, uds=str(self.settings.agent_socket), lifespan="off", log_level="warning")
         config.load()
         self._agent_server = uvicorn.Server(config)

@@ -16,9 +16,9 @@ from tests.support.control_plane import ControlPlane, until
 from workflows.contract import TerminateSignal
 
 
-async def _reset(plane: ControlPlane, job_id: str, after_activities: int) -> None:
-    """Resets to the workflow task that followed so many completed activities; 0 is the first one."""
-    history = await plane.temporal.get_workflow_handle(job_id).fetch_history()
+async def _reset(plane: ControlPlane, job_id: str, after_activities: int, run_id: str | None = None) -> None:
+    """Resets to the workflow task that followed so many completed activities of the run; 0 is the first one."""
+    history = await plane.temporal.get_workflow_handle(job_id, run_id=run_id).fetch_history()
     completed, target = 0, None
     for event in history.events:
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
@@ -30,7 +30,7 @@ async def _reset(plane: ControlPlane, job_id: str, after_activities: int) -> Non
     await plane.temporal.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=plane.temporal.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=job_id),
+            workflow_execution=WorkflowExecution(workflow_id=job_id, run_id=run_id or ""),
             reason="test",
             workflow_task_finish_event_id=target,
             request_id=f"reset-{job_id}-{after_activities}",
@@ -49,8 +49,9 @@ async def test_a_reset_of_a_succeeded_job_changes_nothing_and_runs_nothing(plane
     before = await plane.until_terminal(job_id)
     await plane.until_gone(job_id)
 
+    run_id = (await plane.temporal.get_workflow_handle(job_id).describe()).run_id
     for after_activities in (0, 1, 3):
-        await _reset(plane, job_id, after_activities)
+        await _reset(plane, job_id, after_activities, run_id)
         assert await _result(plane, job_id) == "succeeded"
 
     assert await plane.job(job_id) == before

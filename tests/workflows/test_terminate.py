@@ -47,7 +47,9 @@ async def test_terminating_before_the_workflow_started_allocates_nothing(plane: 
 
 
 async def test_terminating_while_the_machine_boots_starts_no_user_command(plane: ControlPlane) -> None:
-    job_id = await plane.fake(hello_delay_seconds=3)
+    assert plane.cloud is not None
+    await plane.cloud.script(hello_delay_seconds=3)
+    job_id = await plane.fake()
     await plane.until_state(job_id, JobState.PROVISIONING)
 
     await plane.terminate(job_id)
