@@ -108,7 +108,11 @@ class Settings(BaseSettings):
     )
 
     otel_endpoint: str | None = Field(default=None, description="OTLP over HTTP; None exports nothing.")
+    metrics_token: SecretStr | None = Field(
+        default=None, description="What `/metrics` wants as a bearer token; None serves it to anyone who reaches it."
+    )
     log_format: str = Field(default="json", pattern="^(json|console)$")
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
 
     @property
     def sqlalchemy_url(self) -> str:

@@ -1,0 +1,75 @@
+"""The API's part: a span and a duration for each request, the job's id in its log lines, and `/metrics`."""
+
+import asyncio
+import hmac
+import re
+from typing import Protocol
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from domain.clock import Clock
+from domain.errors import NotAuthenticated
+from observability.process import Telemetry, process_telemetry
+from observability.sampling import DatabaseMetrics
+from settings import Settings
+from store.db import Database
+
+_UNTRACED = "/healthz,/readyz,/metrics"
+_JOB_PATH = re.compile(r"/jobs/(job_[0-9A-Za-z]{1,32})(?:/|$)")
+
+
+class ObservedServices(Protocol):
+    """The part of `api.services.Services` that is needed here."""
+
+    settings: Settings
+    db: Database
+    clock: Clock
+
+
+def instrument_api(app: FastAPI, services: ObservedServices, telemetry: Telemetry | None = None) -> None:
+    """Adds the route `/metrics`, and measures and traces every request. Call it after the routes and middlewares are in
+    place. `telemetry` is the process's own unless given."""
+    telemetry = telemetry or process_telemetry()
+    DatabaseMetrics(services.db, services.clock, telemetry.meters)
+    token = services.settings.metrics_token
+
+    async def metrics(request: Request) -> Response:
+        if token is not None and not _bears(request, token.get_secret_value()):
+            raise NotAuthenticated("/metrics needs the token of HEADRACE_METRICS_TOKEN")
+        # Collecting reads the database: not in the event loop.
+        text = await asyncio.to_thread(generate_latest, telemetry.registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.add_route("/metrics", metrics, include_in_schema=False)
+    app.add_middleware(JobLogContext)
+    FastAPIInstrumentor.instrument_app(
+        app,
+        tracer_provider=telemetry.traces,
+        meter_provider=telemetry.meters,
+        excluded_urls=_UNTRACED,
+        exclude_spans=["receive", "send"],
+    )
+
+
+class JobLogContext:
+    """Whatever is logged while a request about a job is served names that job."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = _JOB_PATH.search(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        with structlog.contextvars.bound_contextvars(job_id=found[1]):
+            await self._app(scope, receive, send)
+
+
+def _bears(request: Request, token: str) -> bool:
+    given = request.headers.get("authorization", "")
+    return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())

@@ -1,0 +1,193 @@
+"""What only the database knows, as metrics: read when they are collected, at most every few seconds, in the thread that
+collects. Several API replicas show the same values: take the maximum over them, not the sum.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import Session, col, func, select
+from structlog import get_logger
+
+from domain.clock import Clock
+from domain.limits import accrued
+from domain.states import JobState
+from observability.event_tail import EventTail
+from store.attempts import meters_of
+from store.db import Database
+from store.tables import InboxRow, Instance, Job
+
+CACHE_SECONDS = 5.0
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at the database."""
+
+    jobs: dict[str, int] = field(default_factory=dict)
+    inbox_rows: int = 0
+    inbox_age_seconds: float = 0.0
+    unconfirmed_deletions: int = 0
+    oldest_deletion_seconds: float = 0.0
+    live_instances: dict[str, int] = field(default_factory=dict)
+    accrued_usd: dict[str, Decimal] = field(default_factory=dict)
+    """Of the instances that may still be billed, by provider."""
+    usd_per_hour: dict[str, Decimal] = field(default_factory=dict)
+
+
+def take_sample(session: Session, now: datetime) -> Sample:
+    """Few queries, each over an index or over open rows only."""
+    jobs = dict.fromkeys((state.value for state in JobState), 0)
+    jobs |= dict(session.exec(select(Job.state, func.count()).group_by(Job.state)).all())
+    undelivered = select(func.count(), func.min(InboxRow.created_at)).where(col(InboxRow.delivered_at).is_(None))
+    inbox_rows, oldest_input = session.exec(undelivered).one()
+    # Naming the connections lets the index over (connection, absence) find the few open rows among the many.
+    connections = select(Instance.connection_id).distinct()
+    is_open = (col(Instance.connection_id).in_(connections), col(Instance.confirmed_absent_at).is_(None))
+    open_instances = session.exec(select(Instance).where(*is_open)).all()
+    deletions = [i.delete_requested_at for i in open_instances if i.delete_requested_at is not None]
+    live, spent, rates = _spend(session, [i for i in open_instances if i.allocated_at is not None], now)
+    return Sample(
+        jobs=jobs,
+        inbox_rows=inbox_rows,
+        inbox_age_seconds=_age(oldest_input, now),
+        unconfirmed_deletions=len(deletions),
+        oldest_deletion_seconds=_age(min(deletions, default=None), now),
+        live_instances=live,
+        accrued_usd=spent,
+        usd_per_hour=rates,
+    )
+
+
+class DatabaseMetrics:
+    """Registers the instruments on a meter provider; holds the last sample."""
+
+    def __init__(
+        self, db: Database, clock: Clock, meters: MeterProvider, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._db, self._clock, self._monotonic = db, clock, monotonic
+        self._lock = threading.Lock()
+        self._sample, self._sampled_at = Sample(), float("-inf")
+        self._tail = EventTail(self)
+        meter = meters.get_meter("headrace")
+        self._attempts = meter.create_counter(
+            "headrace.allocation.attempts", description="Answers of backends to a create, by result."
+        )
+        self._phases = meter.create_histogram(
+            "headrace.job.phase.duration", unit="s", description="How long jobs were in a state, once they left it."
+        )
+        self._settled = meter.create_counter(
+            "headrace.spend.settled", unit="{USD}", description="USD of instances that are confirmed absent."
+        )
+        for name, unit, description, observe in self._gauges():
+            meter.create_observable_gauge(name, [self._callback(observe)], unit, description)
+
+    # What the event tail finds ------------------------------------------------------------------------------------
+
+    def attempt(self, result: str) -> None:
+        self._attempts.add(1, {"result": result})
+
+    def phase(self, state: str, seconds: float) -> None:
+        self._phases.record(seconds, {"state": state})
+
+    def gone(self, session: Session, instance_id: str) -> None:
+        instance = session.get(Instance, instance_id)
+        if instance is not None and instance.allocated_at is not None:
+            meter = meters_of(session, [instance])[instance.id]
+            self._settled.add(float(accrued([meter], self._clock())), {"provider": instance.provider})
+
+    # What is read -------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> Sample:
+        """The last sample, or a new one when it is older than `CACHE_SECONDS`. A database that does not answer leaves
+        the old one."""
+        with self._lock:
+            if self._monotonic() - self._sampled_at >= CACHE_SECONDS:
+                self._sampled_at = self._monotonic()
+                try:
+                    self._sample = self._db.run_read(self._look)
+                except SQLAlchemyError as error:
+                    logger.warning("metrics_not_sampled", error=str(error)[:200])
+            return self._sample
+
+    def _look(self, session: Session) -> Sample:
+        self._tail.read(session)
+        return take_sample(session, self._clock())
+
+    def _callback(
+        self, observe: Callable[[Sample], Iterable[Observation]]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda _options: observe(self.refresh())
+
+    def _gauges(self) -> list[tuple[str, str, str, Callable[[Sample], Iterable[Observation]]]]:
+        return [
+            ("headrace.jobs", "", "Jobs by state.", lambda s: _labelled("state", s.jobs)),
+            ("headrace.inbox.rows", "", "Workflow inputs not yet delivered.", lambda s: [Observation(s.inbox_rows)]),
+            (
+                "headrace.inbox.age",
+                "s",
+                "Age of the oldest workflow input not yet delivered.",
+                lambda s: [Observation(s.inbox_age_seconds)],
+            ),
+            (
+                "headrace.deletions.unconfirmed",
+                "",
+                "Instances whose deletion was asked for and is not confirmed.",
+                lambda s: [Observation(s.unconfirmed_deletions)],
+            ),
+            (
+                "headrace.deletions.age",
+                "s",
+                "Age of the oldest unconfirmed deletion.",
+                lambda s: [Observation(s.oldest_deletion_seconds)],
+            ),
+            (
+                "headrace.instances.live",
+                "",
+                "Allocated instances that are not confirmed absent.",
+                lambda s: _labelled("provider", s.live_instances),
+            ),
+            (
+                "headrace.spend.accrued",
+                "{USD}",
+                "USD that live instances have cost by now.",
+                lambda s: _labelled("provider", s.accrued_usd),
+            ),
+            (
+                "headrace.spend.rate",
+                "{USD per hour}",
+                "USD an hour that live instances cost.",
+                lambda s: _labelled("provider", s.usd_per_hour),
+            ),
+        ]
+
+
+def _spend(
+    session: Session, instances: Sequence[Instance], now: datetime
+) -> tuple[dict[str, int], dict[str, Decimal], dict[str, Decimal]]:
+    """By provider: how many, what they have cost, what they cost an hour."""
+    count: dict[str, int] = {}
+    spent: dict[str, Decimal] = {}
+    rates: dict[str, Decimal] = {}
+    meters = meters_of(session, instances)
+    for instance in instances:
+        provider, meter = instance.provider, meters[instance.id]
+        count[provider] = count.get(provider, 0) + 1
+        spent[provider] = spent.get(provider, Decimal(0)) + accrued([meter], now)
+        rate = meter.prices[-1].usd_per_hour if meter.prices else Decimal(0)
+        rates[provider] = rates.get(provider, Decimal(0)) + rate
+    return count, spent, rates
+
+
+def _age(since: datetime | None, now: datetime) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
+
+
+def _labelled(label: str, values: dict[str, int] | dict[str, Decimal]) -> list[Observation]:
+    return [Observation(float(value), {label: key}) for key, value in values.items()]
