@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, tuple_
+from sqlalchemy import ColumnElement, func, literal, tuple_
 from sqlalchemy import select as select_columns
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col
@@ -20,6 +20,7 @@ from domain.money import PriceInterval, UsdPerHour
 from domain.states import EventType, JobState
 from store import inbox
 from store.access import DEFAULT_PROJECT, Principal
+from store.columns import UtcDateTime
 from store.db import publish
 from store.tables import IdempotencyKey, Instance, Job, JobEvent, PriceRecord, Project
 from store.transitions import record
@@ -189,7 +190,9 @@ def newest(
     if state is not None:
         query = query.where(col(Job.state) == state)
     if before is not None:
-        query = query.where(tuple_(col(Job.created_at), col(Job.id)) < tuple_(*before))
+        created_at, job_id = before
+        position = tuple_(literal(created_at, UtcDateTime), literal(job_id))
+        query = query.where(tuple_(col(Job.created_at), col(Job.id)) < position)
     query = query.order_by(col(Job.created_at).desc(), col(Job.id).desc()).limit(limit)
     return _with_attempts(session, session.execute(query).all())
 
@@ -245,8 +248,8 @@ def _claim(session: Session, principal: Principal, job_id: str, claim: Idempoten
         "created_at": now,
     }
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    taken = session.execute(dialect.insert(IdempotencyKey).values(values).on_conflict_do_nothing())
-    if taken.rowcount:  # type: ignore[attr-defined]
+    insert = dialect.insert(IdempotencyKey).values(values).on_conflict_do_nothing().returning(col(IdempotencyKey.id))
+    if session.execute(insert).first() is not None:
         return None
     resource_id, fingerprint = session.execute(
         select_columns(col(IdempotencyKey.resource_id), col(IdempotencyKey.fingerprint)).where(
