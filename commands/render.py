@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from rich.console import Console
@@ -111,8 +112,11 @@ def between(start: str | None, end: str | None) -> str | None:
 
 
 def amount(value: Any) -> str | None:
-    """US dollars as the API states them."""
-    return None if value is None else f"{value} USD"
+    """US dollars as the API states them, with cents; a rate keeps all its digits."""
+    if value is None:
+        return None
+    exact = Decimal(str(value))
+    return f"{exact if exact != round(exact, 2) else round(exact, 2)} USD"
 
 
 def hardware(job: Mapping[str, Any]) -> str:
@@ -154,7 +158,7 @@ def job_record(job: Mapping[str, Any]) -> list[tuple[str, str | None]]:
         ("started", moment(job.get("started_at"))),
         ("ended", moment(job.get("terminal_at"))),
         ("run time", between(job.get("started_at"), job.get("terminal_at"))),
-        ("price", None if rate is None else f"{rate} USD per hour"),
+        ("price", None if rate is None else f"{amount(rate)} per hour"),
         ("spend", amount(job.get("accrued_usd"))),
         ("cost limit", amount(limits.get("max_cost_usd"))),
         ("time limit", None if limits.get("max_runtime_hours") is None else f"{limits['max_runtime_hours']} h"),

@@ -6,7 +6,7 @@ characters, each as a learned vector, through one hidden layer, to a probability
 trained by stochastic gradient descent (Adagrad), prints its loss as it goes, writes a checkpoint, and ends with a
 sample of what it has learnt to write. Everything is seeded: the same Python gives the same checkpoint.
 
-Environment: STEPS (default 4000), CHECKPOINT (default checkpoint.json.gz in the current directory).
+Environment: STEPS (default 3000), CHECKPOINT (default checkpoint.json.gz in the current directory).
 """
 
 import gzip
@@ -146,7 +146,7 @@ def save(model, path, step, loss):
 
 
 def main():
-    steps = int(os.environ.get("STEPS", "4000"))
+    steps = int(os.environ.get("STEPS", "3000"))
     checkpoint = pathlib.Path(os.environ.get("CHECKPOINT", "checkpoint.json.gz"))
     rng = random.Random(20260)
     source, text = read_text()
