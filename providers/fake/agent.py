@@ -15,7 +15,6 @@ import httpx
 from providers.fake.cloud import Instance
 from providers.fake.script import AgentScript, Launch, UnreadableLaunch, read_launch
 
-ORDERS_WAIT_SECONDS = 30
 CHUNK_BYTES = 1 << 20
 KILLED = (137, 9)
 """Status and signal of a workload that a stop order killed."""
@@ -91,7 +90,7 @@ class _Agent:
         self._tell("started")
         helpers = [
             asyncio.create_task(self._post("/agent/v1/started")),
-            asyncio.create_task(self._take_orders(script)),
+            asyncio.create_task(self._take_orders(launch.orders_wait_seconds, script)),
             asyncio.create_task(self._ship_as_written()),
         ]
         try:
@@ -124,10 +123,10 @@ class _Agent:
                     return KILLED
         return script.status, script.signal
 
-    async def _take_orders(self, script: AgentScript) -> None:
-        path = f"/agent/v1/orders?wait={ORDERS_WAIT_SECONDS}"
+    async def _take_orders(self, wait_seconds: int, script: AgentScript) -> None:
+        path = f"/agent/v1/orders?wait={wait_seconds}"
         while True:
-            answer = await self._send("GET", path, timeout=ORDERS_WAIT_SECONDS + 15)
+            answer = await self._send("GET", path, timeout=wait_seconds + 15)
             if answer.text.strip() != "stop":
                 continue
             self._tell("stop")
@@ -160,10 +159,10 @@ class _Agent:
         while True:
             with contextlib.suppress(httpx.TransportError):
                 answer = await self._client.request(method, path, **parts)  # type: ignore[arg-type]
-                if answer.status_code in (401, 403, 404, 410, 422):
-                    raise _Dismissed(f"dismissed: {path.partition('?')[0]} answered {answer.status_code}")
-                if answer.status_code < 429:
+                if answer.is_success or answer.status_code == httpx.codes.CONFLICT:
                     return answer
+                if answer.is_client_error and answer.status_code not in (408, 429):
+                    raise _Dismissed(f"dismissed: {path.partition('?')[0]} answered {answer.status_code}")
             await asyncio.sleep(delay * (0.5 + self._random.random()))
             delay = min(5.0, delay * 2)
 

@@ -280,6 +280,7 @@ class Cloud:
         exit_code = await self._run_agent(instance, tell)
         if exit_code is not None and self.settings.exits_with_agent:
             instance.status, instance.exit_code = "exited", exit_code
+        tell("ended")
 
     def _has_tombstone(self, resource: Resource) -> bool:
         if not isinstance(resource, Instance) or resource.ended_at is None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
-_SESSION_TOKEN_PREFIX = "hrs."  # noqa: S105 - how a session token is told from other words, not a secret
 _COMMAND = "fake"
 
 
@@ -64,32 +63,38 @@ class Launch:
     """What the simulated agent needs of a launch spec."""
 
     session_token: str
+    orders_wait_seconds: int
     script: AgentScript | None
     """None where the job's command is not a fake one."""
 
 
 class UnreadableLaunch(Exception):
-    """The launch spec is not a shell fragment with a session token in it."""
+    """The launch spec is not the shell fragment that agents of protocol 1 source."""
 
 
 def read_launch(fragment: str) -> Launch:
-    """Reads the shell fragment that a real agent would source, knowing only its quoting: the session token is the value
-    that begins with `hrs.`; the script is the word after `fake` in whichever array begins with that word."""
-    lexer = shlex.shlex(fragment, posix=True, punctuation_chars="()")
+    """Reads the assignments of the shell fragment that a real agent would source; values are single-quoted literals.
+
+    Raises:
+        UnreadableLaunch: no such fragment, or the script in the job's argv is not valid.
+    """
+    # What follows the last `return 0` is a payload for agents that run scripts.
+    code = fragment.rpartition("\nreturn 0\n")[0] or fragment
+    lexer = shlex.shlex(code, posix=True, punctuation_chars="()")
     lexer.whitespace_split = True
     lexer.commenters = ""
     try:
         words = list(lexer)
     except ValueError as error:
         raise UnreadableLaunch(f"launch spec of {len(fragment)} characters: {error}") from None
-    values = [word.partition("=")[2] if "=" in word else word for word in words]
-    token = next((value for value in values if value.startswith(_SESSION_TOKEN_PREFIX)), None)
-    if token is None:
-        raise UnreadableLaunch(f"launch spec of {len(fragment)} characters has no session token")
-    for before, word, argument in zip(words, words[1:], words[2:], strict=False):
-        if before == "(" and word == _COMMAND:
-            try:
-                return Launch(token, AgentScript.model_validate_json(argument))
-            except ValidationError as error:
-                raise UnreadableLaunch(f"the script of the job is not valid: {error}") from None
-    return Launch(token, None)
+    assigned = dict(word.split("=", 1) for word in words if word.startswith(("hr_session=", "hr_orders_wait=")))
+    if "hr_session" not in assigned or "hr_argv=" not in words:
+        raise UnreadableLaunch(f"launch spec of {len(fragment)} characters without session or argv")
+    wait = int(assigned.get("hr_orders_wait", "30"))
+    argv = words[words.index("hr_argv=") + 2 :]
+    if argv[0] != _COMMAND:
+        return Launch(assigned["hr_session"], wait, None)
+    try:
+        return Launch(assigned["hr_session"], wait, AgentScript.model_validate_json(argv[1]))
+    except ValidationError as error:
+        raise UnreadableLaunch(f"the script of the job is not valid: {error}") from None

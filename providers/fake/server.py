@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import uvicorn
+import uvloop
 
 from providers.fake.agent import run_agent
 from providers.fake.app import create_app
@@ -67,7 +68,7 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(arguments.port))
+        uvloop.run(_main(arguments.port))
 
 
 if __name__ == "__main__":

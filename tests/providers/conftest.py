@@ -1,6 +1,7 @@
 """The fake cloud for provider tests: on the test's own event loop, empty at its beginning."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from providers.base import ProviderContext
 from providers.fake.control import CloudControl
 from providers.fake.provider import FakeProvider
 from providers.fake.server import RunningCloud, serve
-from tests.providers.conformance import OWNER, MakeProvider
+from tests.providers.conformance import OWNER
 
 
 @pytest.fixture
@@ -29,11 +30,11 @@ async def control(fake_cloud: RunningCloud) -> AsyncIterator[CloudControl]:
 
 
 @pytest.fixture
-def make_fake_provider(fake_cloud: RunningCloud) -> MakeProvider:
+def make_fake_provider(fake_cloud: RunningCloud) -> Callable[..., FakeProvider]:
     """Providers at the fake cloud that give up on an answer after a second and look again after 10 ms."""
 
-    def make(owner_id: str = OWNER) -> FakeProvider:
-        options = {"timeout_seconds": 1, "look_pause_seconds": 0.01, "api_key": "canary-key-90c1"}
+    def make(owner_id: str = OWNER, **options: Any) -> FakeProvider:
+        options = {"timeout_seconds": 1, "look_pause_seconds": 0.01, "api_key": "canary-key-90c1", **options}
         return FakeProvider(ProviderContext("fake", owner_id, "/nonexistent", options), fake_cloud.url)
 
     return make
