@@ -24,6 +24,7 @@ from temporalio.client import (
 )
 from temporalio.worker import Worker
 
+import observability
 from activities.allocate import AllocateActivities
 from activities.context import Context
 from activities.deallocate import DeallocateActivities
@@ -35,6 +36,7 @@ from activities.recovery import sweep_forever
 from activities.stream_logs import StreamActivities
 from domain.clock import utc_now
 from domain.ids import new_id
+from observability.activities import ActivityLogContext
 from providers.base import Provider, ProviderContext
 from providers.registry import Providers
 from settings import Settings
@@ -106,7 +108,7 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
     owner_id = await db.read(bootstrap.owner_id)
     providers = build_providers(settings, owner_id)
     try:
-        yield Context(settings, db, vault, logs, utc_now, providers, owner_id)
+        yield Context(settings, db, vault, logs, blobs, utc_now, providers, owner_id)
     finally:
         await providers.close()
         db.close()
@@ -119,6 +121,7 @@ def build_worker(client: Client, context: Context) -> Worker:
         task_queue=context.settings.task_queue,
         workflows=WORKFLOWS,
         activities=activities_of(context),
+        interceptors=[ActivityLogContext()],
         max_cached_workflows=2_000,
         max_concurrent_workflow_tasks=50,
         max_concurrent_activities=200,
@@ -131,6 +134,15 @@ def build_worker(client: Client, context: Context) -> Worker:
 
 async def run_worker(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; polling stops first, then what runs is given a moment."""
+    telemetry = observability.setup(settings, "headrace-worker")
+    try:
+        await _work(settings)
+    finally:
+        # The exporters wait for their receiver.
+        await asyncio.to_thread(telemetry.shutdown)
+
+
+async def _work(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

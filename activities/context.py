@@ -17,6 +17,7 @@ from domain.ids import AttemptId
 from providers.registry import Providers
 from settings import Settings
 from store.db import Database
+from store.logs.blobs import BlobStore
 from store.logs.store import LogStore
 from store.tables import Job
 from store.vault import Vault
@@ -35,6 +36,7 @@ class Context:
     db: Database
     vault: Vault
     logs: LogStore
+    blobs: BlobStore
     clock: Clock
     providers: Providers
     owner_id: str

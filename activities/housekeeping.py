@@ -1,4 +1,4 @@
-"""`keep_house`: seals the logs of finished jobs, enforces log retention, prunes bookkeeping rows."""
+"""`keep_house`: seals finished logs, enforces log retention, exports failed histories, prunes bookkeeping rows."""
 
 from datetime import timedelta
 
@@ -7,6 +7,7 @@ from sqlmodel import Session, col, select
 from temporalio import activity
 
 from activities.context import Context, heartbeating
+from activities.histories import export_failed
 from store import liveness
 from store.tables import InboxRow, Job, LogState
 
@@ -39,7 +40,8 @@ class HousekeepingActivities:
                 liveness.prune(session, old)
 
             await self._context.db.write(prune)
-            return f"{sealed} logs sealed, {trimmed} lines removed"
+            exported = await export_failed(self._context, activity.client())
+            return f"{sealed} logs sealed, {trimmed} lines removed, {exported} histories exported"
 
 
 def _finished_with_hot_logs(session: Session) -> list[str]:

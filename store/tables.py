@@ -109,6 +109,8 @@ class Job(SQLModel, table=True):
     started_at: datetime | None = _time()
     terminal_at: datetime | None = _time(index=True)
 
+    history_exported_at: datetime | None = _time()
+    """When the workflow's history of a failed job was put into the file store."""
     workflow_started_at: datetime | None = _time()
     """Set once Temporal accepted the start; from then on a missing workflow is a case for `Recover`."""
     run_token: int = 0

@@ -229,7 +229,12 @@ async def until(condition: Callable[[], Any], *, seconds: float = 30, what: Call
 
 @contextlib.asynccontextmanager
 async def control_plane(
-    database_url: str, temporal_address: str, *, cloud_url: str | None = None, **overrides: Any
+    database_url: str,
+    temporal_address: str,
+    *,
+    cloud_url: str | None = None,
+    vault: Vault | None = None,
+    **overrides: Any,
 ) -> AsyncIterator[ControlPlane]:
     """Starts all parts; at the end stops them. The database must hold the tables."""
     # A short path: a Unix socket's may have 107 bytes.
@@ -239,10 +244,11 @@ async def control_plane(
            "temporal_address": temporal_address, "fake_provider_url": cloud_url, **overrides}
     )  # fmt: skip
     settings.agent_dir.mkdir()
-    db, vault = Database(database_url), Vault.parse(Vault.generate())
+    db, vault = Database(database_url), vault or Vault.parse(Vault.generate())
     started = await asyncio.to_thread(first_start, db, utc_now())
     assert started is not None
-    logs = LogStore(db, open_blob_store(settings.segment_url), utc_now, max_bytes=settings.log_max_bytes)
+    blobs = open_blob_store(settings.segment_url)
+    logs = LogStore(db, blobs, utc_now, max_bytes=settings.log_max_bytes)
     temporal = await connect(settings, vault)
     services = Services(settings, db, vault, logs, utc_now, temporal)
     providers = build_providers(settings, started.owner_id)
@@ -255,7 +261,7 @@ async def control_plane(
     plane = ControlPlane(
         settings, services, temporal, client, started.org_id,
         cloud=CloudControl(cloud_url) if cloud_url else None,
-        context=Context(settings, db, vault, logs, utc_now, providers, started.owner_id),
+        context=Context(settings, db, vault, logs, blobs, utc_now, providers, started.owner_id),
     )  # fmt: skip
     try:
         await plane.start_api()

@@ -111,6 +111,7 @@ def upgrade() -> None:
         sa.Column("allocated_at", sa.BigInteger(), nullable=True),
         sa.Column("started_at", sa.BigInteger(), nullable=True),
         sa.Column("terminal_at", sa.BigInteger(), nullable=True),
+        sa.Column("history_exported_at", sa.BigInteger(), nullable=True),
         sa.Column("workflow_started_at", sa.BigInteger(), nullable=True),
         sa.Column("run_token", sa.Integer(), nullable=False),
         sa.Column("run_id", sa.String(), nullable=True),
