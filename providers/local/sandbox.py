@@ -114,14 +114,15 @@ class SandboxEngine:
             return ""
 
     async def remove(self, name: str, directory: Path) -> bool:
-        for pid in _pids(directory):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         # The first process of a pid namespace takes the whole namespace with it, and tmpfs goes with the namespace.
-        deadline = asyncio.get_running_loop().time() + _GONE_WITHIN_SECONDS
-        while _pids(directory):
-            if asyncio.get_running_loop().time() > deadline:
+        # A start that is cut off here may still fork: what is found is killed until nothing is found.
+        deadline = time.monotonic() + _GONE_WITHIN_SECONDS
+        while pids := _pids(directory):
+            if time.monotonic() > deadline:
                 return False
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(_POLL_SECONDS)
             self._reap()
         return True

@@ -1,6 +1,7 @@
 """The fake cloud for provider tests: on the test's own event loop, empty at its beginning."""
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +39,9 @@ def make_fake_provider(fake_cloud: RunningCloud) -> Callable[..., FakeProvider]:
         return FakeProvider(ProviderContext("fake", owner_id, "/nonexistent", options), fake_cloud.url)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory for all podman tests of this process: how podman works here is found out once, in a second."""
+    return tmp_path_factory.mktemp("podman")

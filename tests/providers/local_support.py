@@ -1,7 +1,11 @@
 """What tests of the local provider share: settings, specs, an image of this machine's own programs, a cleaner."""
 
+import asyncio
+import contextlib
 import functools
 import shutil
+import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -11,12 +15,21 @@ from pydantic import SecretStr
 
 from domain.ids import new_attempt_id
 from domain.spec import ComputeRequest
-from providers.base import AgentBootstrap, Handle, InstanceSpec, InstanceView, OfferQuery, ProviderContext
+from providers.base import (
+    AgentBootstrap,
+    Handle,
+    InstanceSpec,
+    InstanceView,
+    OfferQuery,
+    ProviderContext,
+    ProviderState,
+)
 from providers.local import LocalProvider
 from providers.local.container_flags import Setup
 from providers.local.host_image import HOST_IMAGE, build_host_image
 from providers.local.process import Completed, clean_environment, run_blocking
 from providers.local.select import select
+from tests.providers.conformance import until_gone
 
 OWNER = "hr-local-tests"
 ENGINES = [pytest.param("podman", marks=pytest.mark.containers), pytest.param("sandbox")]
@@ -79,6 +92,39 @@ def make_spec(data_dir: Path, script: str, **changes: object) -> InstanceSpec:
         **changes,
     }
     return InstanceSpec(**values)  # type: ignore[arg-type]
+
+
+def unique_owner() -> str:
+    """Containers of tests that run beside this one are on the same machine: each test owns its own."""
+    return f"{OWNER}-{uuid.uuid4().hex[:8]}"
+
+
+@contextlib.asynccontextmanager
+async def cleaned(provider: LocalProvider) -> AsyncIterator[LocalProvider]:
+    """The provider; what it owns at the end is removed, whatever the test did."""
+    try:
+        yield provider
+    finally:
+        for view in await provider.list_owned():
+            await until_gone(provider, view.handle)
+
+
+async def until_ended(provider: LocalProvider, handle: Handle, seconds: float = 60) -> InstanceView:
+    """The view of a workload that has ended, however it did."""
+    async with asyncio.timeout(seconds):
+        while True:
+            view = await view_of(provider, handle)
+            if view.state in (ProviderState.EXITED, ProviderState.FAILED):
+                return view
+            await asyncio.sleep(0.02)
+
+
+async def until_printed(provider: LocalProvider, handle: Handle, text: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if text in (await provider.logs(handle, None)).text:
+                return
+            await asyncio.sleep(0.02)
 
 
 async def quiet(line: str) -> None:

@@ -9,12 +9,6 @@ from tests.providers.conformance import MakeProvider, ProviderConformance
 from tests.providers.local_support import make_local
 
 
-@pytest.fixture(scope="session")
-def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests of this process: podman is found out by running a container, which takes a second."""
-    return tmp_path_factory.mktemp("podman")
-
-
 class TestSandbox(ProviderConformance):
     __test__ = True
 
