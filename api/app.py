@@ -7,6 +7,7 @@ from api.agent import router as agent_router
 from api.boundary import Boundary
 from api.limits import BodyLimits
 from api.services import Services
+from observability import instrument_api
 
 
 def create_app(services: Services) -> FastAPI:
@@ -28,4 +29,5 @@ def create_app(services: Services) -> FastAPI:
     docs.install(app)
     app.add_middleware(BodyLimits, timeout_seconds=services.settings.body_timeout_seconds)
     app.add_middleware(Boundary)
+    instrument_api(app, services)
     return app

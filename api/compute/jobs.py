@@ -21,6 +21,7 @@ from api.services import Services
 from domain.errors import NotFound
 from domain.ids import new_job_id
 from domain.states import Reason
+from observability import current_trace_context
 from store import jobs
 from store.lifecycle import request_termination
 
@@ -198,4 +199,5 @@ def _new_job(services: Services, admitted: Admitted, on_behalf_of: str | None) -
         spec=admitted.job.model_dump(mode="json"),
         workload_sealed=services.vault.seal(admitted.workload.model_dump_json().encode(), f"workload:{job_id}"),
         registry_sealed=registry,
+        trace_context=current_trace_context() or None,
     )
