@@ -3,7 +3,7 @@
 import asyncio
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,10 @@ from commands.client import default_data_dir
 from commands.exits import CommandError, ExitCode
 from commands.options import AsJson
 from commands.render import hint, print_json, put, say
+
+if TYPE_CHECKING:  # it takes half a second to import, and the other commands do without it
+    from temporalio.client import WorkflowHistory
+    from temporalio.worker import Replayer
 
 
 def replay(
@@ -56,16 +60,21 @@ def replay(
         raise typer.Exit(ExitCode.REPLAY_FAILED)
 
 
-def _read_history(file: Path) -> Any:
+def _read_history(file: Path) -> "WorkflowHistory":
     from google.protobuf.json_format import ParseError
     from temporalio.client import WorkflowHistory
 
     try:
-        return WorkflowHistory.from_json(file.stem, file.read_text())
+        history = WorkflowHistory.from_json(file.stem, file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{file} cannot be read: {type(error).__name__}", code=ExitCode.USAGE) from None
     except (ValueError, TypeError, KeyError, AttributeError, ParseError) as error:
         raise CommandError(f"{file} is not an exported history: {error}", code=ExitCode.USAGE) from None
+    # The core waits for ever for a history that begins with anything else.
+    begins = history.events[0].workflow_execution_started_event_attributes if history.events else None
+    if begins is None or not begins.original_execution_run_id:
+        raise CommandError(f"{file} is not an exported history: it has no beginning", code=ExitCode.USAGE)
+    return history
 
 
 async def _replay_job(job_id: str, run_id: str | None, data_dir: Path | None) -> dict[str, Any]:
@@ -126,6 +135,7 @@ def _secret(settings: Any) -> str | None:
 
 
 async def _replay_history(history: Any, settings: Any) -> dict[str, Any]:
+    from temporalio.runtime import Runtime, TelemetryConfig
     from temporalio.worker import Replayer
 
     from store.temporal import data_converter
@@ -140,16 +150,42 @@ async def _replay_history(history: Any, settings: Any) -> dict[str, Any]:
             code=ExitCode.USAGE,
             hints=("payloads are encrypted; point --data-dir or HEADRACE_MASTER_KEY_FILE at the stack's key",),
         ) from None
-    result = await Replayer(workflows=WORKFLOWS, data_converter=data_converter(vault)).replay_workflow(
-        history, raise_on_replay_failure=False
+    replayer = Replayer(
+        workflows=WORKFLOWS,
+        data_converter=data_converter(vault),
+        # The core would write its own log of a failure to stdout.
+        runtime=Runtime(telemetry=TelemetryConfig(logging=None)),
     )
-    failure = result.replay_failure
-    message = None if failure is None else str(failure)
-    number = re.search(r"event[ _]?(?:id)?\D{0,12}(\d+)", message or "", re.IGNORECASE)
+    failure = await _failure(replayer, history)
     return {
         "workflow_id": history.workflow_id,
         "events": len(history.events),
         "ok": failure is None,
-        "event": int(number.group(1)) if number else None,
-        "failure": message,
+        "event": None if failure is None else await _first_misfit(replayer, history),
+        "failure": failure,
     }
+
+
+async def _failure(replayer: "Replayer", history: "WorkflowHistory") -> str | None:
+    """Why the history does not replay: the sentence inside of the core's dump, the dump where there is none."""
+    result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
+    if result.replay_failure is None:
+        return None
+    dump = str(result.replay_failure)
+    found = re.search(r'message: "((?:[^"\\]|\\.)+)"', dump)
+    return found.group(1).replace('\\"', '"') if found else dump
+
+
+async def _first_misfit(replayer: "Replayer", history: "WorkflowHistory") -> int:
+    """The number of the event whose replay fails: the history up to the one before it replays. The core's message
+    names it only sometimes, but every beginning of a history is a history."""
+    from temporalio.client import WorkflowHistory
+
+    fits, fails = 0, len(history.events)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if await _failure(replayer, WorkflowHistory(history.workflow_id, history.events[:middle])) is None:
+            fits = middle
+        else:
+            fails = middle
+    return int(history.events[fails - 1].event_id)
