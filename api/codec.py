@@ -44,10 +44,17 @@ _PAGE_HEADERS = {
 class CodecServices(Protocol):
     """The part of `api.services.Services` that is needed here."""
 
-    settings: Settings
-    db: Database
-    vault: Vault
-    clock: Clock
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def db(self) -> Database: ...
+
+    @property
+    def vault(self) -> Vault: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
 
 class _UiRoute(APIRoute):

@@ -6,6 +6,7 @@ first that fails holds back the later ones of that job, so that a terminate neve
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import structlog
@@ -24,6 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from api.services import Services
 from domain.spec import JobSpec
+from observability import use_trace_context
 from store import inbox
 from store.tables import InboxRow, Instance, Job
 from workflows.contract import COMPUTE_JOB, JobInput, StreamOutcome, StreamResult, TerminateSignal
@@ -152,7 +154,7 @@ class Dispatcher:
 
     async def _start(self, client: Client, row: InboxRow) -> None:
         job = await self._services.db.read(lambda session: session.get_one(Job, row.job_id))
-        try:
+        with use_trace_context(job.trace_context), suppress(WorkflowAlreadyStartedError):
             await client.start_workflow(
                 COMPUTE_JOB,
                 JobInput(job.id),
@@ -170,8 +172,6 @@ class Dispatcher:
                 ),
                 rpc_timeout=_RPC_TIMEOUT,
             )
-        except WorkflowAlreadyStartedError:
-            return
 
     async def _complete_stream(self, client: Client, row: InboxRow) -> None:
         """Completes the open `stream_logs`. Where none is open, the next one reads the exit row before it waits."""

@@ -18,16 +18,22 @@ from observability.sampling import DatabaseMetrics
 from settings import Settings
 from store.db import Database
 
-_UNTRACED = "/healthz,/readyz,/metrics"
+# Probes, scrapes and the many small calls of agents would bury the requests of users.
+_UNTRACED = "/healthz,/readyz,/metrics,/agent/v1/"
 _JOB_PATH = re.compile(r"/jobs/(job_[0-9A-Za-z]{1,32})(?:/|$)")
 
 
 class ObservedServices(Protocol):
     """The part of `api.services.Services` that is needed here."""
 
-    settings: Settings
-    db: Database
-    clock: Clock
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def db(self) -> Database: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
 
 def instrument_api(app: FastAPI, services: ObservedServices, telemetry: Telemetry | None = None) -> None:

@@ -27,6 +27,7 @@ from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAu
 from domain.outcome import ExitReport
 from domain.spec import Workload
 from domain.states import EventType, Reason
+from observability import count_log_bytes
 from store import lifecycle
 from store.lifecycle import LaunchAnswer
 from store.logs.store import Ack
@@ -139,6 +140,7 @@ async def logs(
         return ack
 
     ack = await _with_instance(request, store)
+    count_log_bytes(stream, ack.fresh)
     return _text(str(ack.offset), 409 if ack.gap else 200)
 
 

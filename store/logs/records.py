@@ -42,10 +42,12 @@ class LogPage:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """How many bytes of a stream are stored. `gap`: the chunk began past that and was refused."""
+    """How many bytes of a stream are stored, and how many of them are new. `gap`: the chunk began past that and was
+    refused."""
 
     offset: int
     gap: bool
+    fresh: int = 0
 
 
 def to_microseconds(instant: datetime) -> int:

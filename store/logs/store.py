@@ -71,7 +71,7 @@ class LogStore:
             made = maker.feed(fresh, now)
             position.acked_offset += len(fresh)
             self._store_user_lines(session, state, instance, position, maker, made, now)
-        return Ack(position.acked_offset, gap=offset > position.acked_offset)
+        return Ack(position.acked_offset, gap=offset > position.acked_offset, fresh=len(fresh))
 
     def acked(self, session: Session, instance_id: str) -> dict[str, int]:
         """How many bytes of each stream are stored."""

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.ids import new_attempt_id, new_token
+from domain.ids import AttemptId, new_token
 from observability.logs import redact
 from store.access import KEY_PREFIX
 from store.vault import Vault
 
 VAULT = Vault.parse(Vault.generate())
-ATTEMPT = new_attempt_id()
+ATTEMPT = AttemptId("inst-abcdefghij234567klmn")
 BASIC = base64.b64encode(b"user:password").decode()
 
 
