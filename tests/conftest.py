@@ -66,7 +66,7 @@ def postgres_url(postgres_server: TestServer) -> Iterator[str]:
     """The URL of a PostgreSQL database with the tables."""
     url = postgres_server.create()
     yield url
-    postgres_server.drop(url)
+    postgres_server.give_back(url)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
     server: TestServer = request.getfixturevalue("postgres_server")
     url = server.create(empty=True)
     yield url
-    server.drop(url)
+    server.give_back(url)
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ class TestOfferRefusals:
         assert ask(spec(), *offers).explain() == "aws: has none free now"
 
     def test_a_connected_backend_without_offers_is_told_of(self) -> None:
-        assert menu(spec(), [], {"gcp": Capabilities()}).explain() == "gcp: has no offers"
+        assert menu(spec(), [], {"gcp": Capabilities()}).explain() == f"gcp: has no offers of 1 {GPU}"
         assert menu(spec(), [], {}).explain() == "no backend is connected"
 
     def test_an_eligible_provider_is_not_among_the_refusals(self) -> None:

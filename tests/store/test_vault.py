@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domain.ids import AttemptId, new_attempt_id
+from domain.ids import AttemptId
 from store.vault import MasterKey, Vault, VaultError, create_key_file, hash_token
 
-OLD, NEW = Vault.generate(), Vault.generate()
+# Not random: test processes must agree on the names of parametrised tests.
+OLD = "k1:" + base64.b64encode(bytes(range(32))).decode()
+NEW = "k2:" + base64.b64encode(bytes(range(100, 132))).decode()
 VAULT = Vault.parse(OLD)
-ATTEMPT = new_attempt_id()
+ATTEMPT, OTHER = AttemptId("inst-" + "a" * 20), AttemptId("inst-" + "b" * 20)
 
 
 def secret_of(key: str) -> str:
@@ -109,6 +111,12 @@ class TestKeys:
             pieces = {secret[start : start + 6] for start in range(len(secret) - 5)}
             assert not any(piece in str(refused.value) for piece in pieces)
 
+    def test_a_generated_key_is_a_key_and_never_the_same(self) -> None:
+        one, other = Vault.generate(), Vault.generate()
+        assert one.partition(":")[0] != other.partition(":")[0]
+        assert secret_of(one) != secret_of(other)
+        assert Vault.parse(f"{one},{other}").active_key_id == one.partition(":")[0]
+
     def test_no_representation_shows_a_secret(self) -> None:
         key = MasterKey("k1", base64.b64decode(secret_of(OLD)))
         for shown in (repr(key), str(key), f"{key}", repr(VAULT), str(VAULT), repr([key])):
@@ -163,7 +171,7 @@ class TestTokens:
             VAULT.bootstrap_token(ATTEMPT)[:-1],
             VAULT.bootstrap_token(ATTEMPT) + "A",
             VAULT.bootstrap_token(ATTEMPT).replace("hrb.", "hrs."),
-            VAULT.bootstrap_token(new_attempt_id()).replace(".inst-", f".{ATTEMPT}x", 1),
+            VAULT.bootstrap_token(OTHER).replace(OTHER, ATTEMPT),
             VAULT.session_token(ATTEMPT, "n"),
             VAULT.session_token(ATTEMPT, "n").replace("hrs.", "hrb."),
         ],
@@ -172,11 +180,7 @@ class TestTokens:
         assert VAULT.attempt_of(token) is None
 
     def test_a_session_token_is_bound_to_attempt_and_nonce(self) -> None:
-        tokens = {
-            VAULT.session_token(attempt, nonce)
-            for attempt in (ATTEMPT, AttemptId("inst-other"))
-            for nonce in ("n1", "n2")
-        }
+        tokens = {VAULT.session_token(attempt, nonce) for attempt in (ATTEMPT, OTHER) for nonce in ("n1", "n2")}
         assert len(tokens) == 4
         assert VAULT.session_token(ATTEMPT, "n1") in tokens
 
