@@ -203,19 +203,20 @@ def probe() -> str | None:
 
 
 def _verdict(directory: Path) -> tuple[ProviderState, int | None, str]:
-    status = _status(directory)
-    if "exit-code" in status:
-        code = status["exit-code"]
-        if code == FAULT_EXIT_CODE:
-            return ProviderState.FAILED, code, _fault(directory)
-        return ProviderState.EXITED, code, ""
-    if _pids(directory):
-        return ProviderState.RUNNING, None, ""
-    if "exit-code" in (status := _status(directory)):
-        return ProviderState.EXITED, status["exit-code"], ""
-    if not status and _age_seconds(directory / _STARTED) < _SPAWN_SECONDS:
-        return ProviderState.STARTING, None, ""
-    return ProviderState.FAILED, None, "the sandbox ended without an exit code: it was killed, or the machine restarted"
+    if (code := _status(directory).get("exit-code")) is None:
+        if _pids(directory):
+            return ProviderState.RUNNING, None, ""
+        if _status(directory) and _search(directory):
+            # Its first process has ended, and the layer around it has not written down how yet.
+            return ProviderState.RUNNING, None, ""
+        if not _status(directory) and _age_seconds(directory / _STARTED) < _SPAWN_SECONDS:
+            return ProviderState.STARTING, None, ""
+        code = _status(directory).get("exit-code")
+    if code is None:
+        return ProviderState.FAILED, None, "the sandbox was killed from outside, or the machine restarted"
+    if code == FAULT_EXIT_CODE:
+        return ProviderState.FAILED, code, _fault(directory)
+    return ProviderState.EXITED, code, ""
 
 
 def _pids(directory: Path) -> list[int]:
@@ -226,9 +227,12 @@ def _pids(directory: Path) -> list[int]:
     pid = _status(directory).get("child-pid")
     if pid is not None:
         return [pid] if _is_ours(pid, directory.name) else []
-    if not (directory / _STARTED).exists():
-        return []
     # Killed between the spawn and bubblewrap's first word: look for it.
+    return _search(directory) if (directory / _STARTED).exists() else []
+
+
+def _search(directory: Path) -> list[int]:
+    """Every process of this machine that belongs to the attempt's sandbox."""
     return [process.pid for process in psutil.process_iter() if _is_ours(process.pid, directory.name)]
 
 
