@@ -81,6 +81,11 @@ class LocalProvider:
         self._engines: dict[str, Engine] = {}
 
     @property
+    def owner_id(self) -> str:
+        """Whose workloads these are: the value of their owner label."""
+        return self._context.owner_id
+
+    @property
     def slots(self) -> int:
         """How many jobs may run on this machine at once; the allocation counts them."""
         return self._settings.local_slots or _SLOTS_PER_CORE * (psutil.cpu_count() or 1)
