@@ -120,7 +120,7 @@ async def login(request: Request) -> Response:
         issue_session(services.vault, principal.key_id, services.clock() + SESSION),
         max_age=int(SESSION.total_seconds()),
         path=router.prefix,
-        secure=_served_over_https(request, services),
+        secure=_served_over_https(request),
         httponly=True,
         samesite="strict",
     )
@@ -201,8 +201,9 @@ def _services(request: Request) -> CodecServices:
     return services
 
 
-def _served_over_https(request: Request, services: CodecServices) -> bool:
-    return request.url.scheme == "https" or (services.settings.public_url or "").startswith("https:")
+def _served_over_https(request: Request) -> bool:
+    """Directly, or by a proxy that says so: a caller who lies about it harms its own cookie only."""
+    return "https" in {request.url.scheme, request.headers.get("x-forwarded-proto", "").lower()}
 
 
 def _cors(request: Request) -> dict[str, str]:

@@ -51,6 +51,7 @@ def test_the_commands_are_the_ones_that_are_meant_to_be_there():
             "worker",
             "api",
             "db upgrade",
+            "db init",
         )
     }
 
