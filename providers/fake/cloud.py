@@ -277,7 +277,12 @@ class Cloud:
             instance.agent_events.append((self.now(), what))
             instance.console.append(f"agent: {what}")
 
-        exit_code = await self._run_agent(instance, tell)
+        try:
+            exit_code = await self._run_agent(instance, tell)
+        except Exception as error:
+            # Nobody awaits an agent: a mistake in it must show where a test looks.
+            tell(f"crashed: {error!r}")
+            raise
         if exit_code is not None and self.settings.exits_with_agent:
             instance.status, instance.exit_code = "exited", exit_code
         tell("ended")

@@ -205,7 +205,8 @@ class ProviderConformance:
         self, provider: Provider, make_spec: MakeSpec, offer: Offer
     ) -> None:
         handle = await provider.create(make_spec(), offer)
-        assert handle.price_usd_hr is None or (isinstance(handle.price_usd_hr, Decimal) and handle.price_usd_hr >= 0)
+        price: object = handle.price_usd_hr
+        assert price is None or (isinstance(price, Decimal) and price >= 0)
 
     async def test_a_repeated_create_yields_the_same_instance(
         self, provider: Provider, make_spec: MakeSpec, offer: Offer

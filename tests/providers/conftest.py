@@ -32,10 +32,10 @@ async def control(fake_cloud: RunningCloud) -> AsyncIterator[CloudControl]:
 
 @pytest.fixture
 def make_fake_provider(fake_cloud: RunningCloud) -> Callable[..., FakeProvider]:
-    """Providers at the fake cloud that give up on an answer after a second and look again after 10 ms."""
+    """Providers at the fake cloud, patient with a busy machine, which look again after 10 ms."""
 
     def make(owner_id: str = OWNER, **options: Any) -> FakeProvider:
-        options = {"timeout_seconds": 1, "look_pause_seconds": 0.01, "api_key": "canary-key-90c1", **options}
+        options = {"timeout_seconds": 60, "look_pause_seconds": 0.01, "api_key": "canary-key-90c1", **options}
         return FakeProvider(ProviderContext("fake", owner_id, "/nonexistent", options), fake_cloud.url)
 
     return make
