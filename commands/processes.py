@@ -2,20 +2,24 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from commands.exits import CommandError, ExitCode
-from settings import Settings
+
+if TYPE_CHECKING:  # commands that only talk to a server do without it, and start faster
+    from settings import Settings
 
 
-def load_settings() -> Settings:
+def load_settings() -> "Settings":
     """The settings of the environment.
 
     Raises:
         CommandError: one of them is malformed; its value is not shown.
     """
+    from pydantic import ValidationError
+
+    from settings import Settings
+
     try:
         return Settings()
     except ValidationError as error:
@@ -37,7 +41,7 @@ def api() -> None:
     _run(run_api)
 
 
-def _run(process: Callable[[Settings], Coroutine[Any, Any, None]]) -> None:
+def _run(process: Callable[["Settings"], Coroutine[Any, Any, None]]) -> None:
     settings = load_settings()
     try:
         import uvloop
