@@ -68,6 +68,7 @@ def activities_of(context: Context) -> list[Callable[..., Awaitable[Any]]]:
         record.claim_job,
         record.open_attempts,
         record.begin_termination,
+        record.current_deadline,
         record.fail_attempt,
         record.settle,
         record.settle_recovered,

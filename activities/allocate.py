@@ -6,13 +6,13 @@ what may exist; the next try looks it up by the attempt's id before it asks for 
 
 import asyncio
 from collections.abc import Iterable
-from datetime import datetime, timedelta
 from decimal import Decimal
 
 from sqlmodel import Session
 from temporalio import activity
 
 from activities.context import Context, fenced_job, heartbeating, log
+from activities.deadlines import limit_deadline
 from activities.failures import REASONS, bounded, retry_after_seconds
 from activities.instances import instance_spec
 from domain.errors import (
@@ -26,7 +26,7 @@ from domain.errors import (
     RateLimited,
 )
 from domain.ids import AttemptId
-from domain.limits import accrued, affordable, cost_deadline, runtime_deadline
+from domain.limits import accrued, affordable
 from domain.money import UsdPerHour
 from domain.offers import Offer
 from domain.placement import Menu, menu, only_too_dear
@@ -274,7 +274,7 @@ class AllocateActivities:
         def compute(session: Session) -> Deadline | None:
             row = session.get(Job, job.id)
             assert row is not None
-            return _deadline(session, row, now, drain)
+            return limit_deadline(session, row, now, drain)
 
         deadline = await self._context.db.read(compute)
         return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_id=offer.id, deadline=deadline)
@@ -299,21 +299,3 @@ def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tup
     return Allocation(
         AllocationOutcome.IMPOSSIBLE, reason=Reason.CAPACITY_UNAVAILABLE, message=f"{text}: {result.explain()}"
     )
-
-
-def _deadline(session: Session, job: Job, now: datetime, drain_seconds: float) -> Deadline | None:
-    """The earlier of the two limits' moments."""
-    limits = JobSpec.model_validate(job.spec).limits
-    candidates: list[Deadline] = []
-    if limits.max_runtime_hours is not None and job.allocated_at is not None:
-        at = runtime_deadline(job.allocated_at, limits.max_runtime_hours)
-        message = f"max_runtime_hours {limits.max_runtime_hours} was reached"
-        candidates.append(Deadline(at, Reason.MAX_RUNTIME_EXCEEDED, message))
-    if limits.max_cost_usd is not None:
-        metered = attempts.metered(session, [job.id], drain_seconds)[job.id]
-        moment = cost_deadline(metered, limits.max_cost_usd, now)
-        if moment is not None:
-            message = f"max_cost_usd {limits.max_cost_usd} would be exceeded"
-            candidates.append(Deadline(moment, Reason.MAX_COST_EXCEEDED, message))
-    longest = now + timedelta(days=3650)
-    return min((c for c in candidates if c.at < longest), key=lambda c: c.at, default=None)

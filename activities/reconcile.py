@@ -7,7 +7,9 @@ from temporalio import activity
 
 from activities.context import Context, heartbeating, log
 from domain.errors import ProviderError
+from domain.ids import AttemptId
 from providers.base import InstanceView, ProviderState
+from store import attempts
 from store.tables import Instance, OrphanSighting
 
 
@@ -26,6 +28,7 @@ class ReconcileActivities:
                 views = [v for v in await provider.list_owned() if v.state is not ProviderState.GONE]
             except ProviderError as error:
                 return f"{connection_id}: the list could not be read ({error.kind}): {error.message}"
+            changed = await self._context.db.write(lambda session: self._take_prices(session, views))
             orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
             deleted = 0
             for view in orphans:
@@ -35,7 +38,20 @@ class ReconcileActivities:
                     deleted += 1
                 except ProviderError as error:
                     log.error("orphan_not_deleted", provider_id=view.handle.provider_id, kind=error.kind)
-            return f"{connection_id}: {len(views)} instances, {deleted} orphans deleted"
+            return f"{connection_id}: {len(views)} instances, {deleted} orphans deleted, {changed} price changes"
+
+    def _take_prices(self, session: Session, views: list[InstanceView]) -> int:
+        """What the provider says that an instance costs now is what it costs from now on."""
+        now, changed = self._context.clock(), 0
+        prices = {v.attempt_id: v.price_usd_hr for v in views if v.attempt_id and v.price_usd_hr is not None}
+        query = select(Instance).where(
+            col(Instance.id).in_(prices),
+            col(Instance.allocated_at).is_not(None),
+            col(Instance.confirmed_absent_at).is_(None),
+        )
+        for instance in session.exec(query).all():
+            changed += attempts.reprice(session, instance, prices[AttemptId(instance.id)], "provider list", now)
+        return changed
 
     def _due_orphans(self, session: Session, connection_id: str, views: list[InstanceView]) -> list[InstanceView]:
         """Remembers when each unexplained instance was first seen; those seen for the grace are due."""

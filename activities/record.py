@@ -6,6 +6,7 @@ from sqlmodel import Session, col, select
 from temporalio import activity
 
 from activities.context import Context, fenced_job
+from activities.deadlines import limit_deadline
 from domain.outcome import ExitReport, judge
 from domain.spec import JobSpec
 from domain.states import EventType, JobState, Reason
@@ -14,7 +15,7 @@ from store import attempts
 from store.lifecycle import request_termination
 from store.tables import Instance, Job
 from store.transitions import has_event, record, transition
-from workflows.contract import Claim, FailAttemptInput, Policy, SettleInput, TerminationInput
+from workflows.contract import Claim, Deadline, FailAttemptInput, JobRef, Policy, SettleInput, TerminationInput
 
 
 class RecordActivities:
@@ -77,6 +78,16 @@ class RecordActivities:
             )
 
         return await self._context.db.write(begin)
+
+    @activity.defn
+    async def current_deadline(self, job: JobRef) -> Deadline | None:
+        """When a limit must end the job, by the prices that the rows hold now."""
+        now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
+
+        def compute(session: Session) -> Deadline | None:
+            return limit_deadline(session, fenced_job(session, job.job_id, job.token), now, drain)
+
+        return await self._context.db.read(compute)
 
     @activity.defn
     async def fail_attempt(self, failure: FailAttemptInput) -> str:

@@ -147,6 +147,10 @@ class Dispatcher:
         elif row.kind == inbox.TERMINATE:
             signal = TerminateSignal(cut_drain=bool(row.payload.get("cut_drain")))
             await _signal(client, row.job_id, "terminate", signal)
+        elif row.kind == inbox.PRICE:
+            await _unless_not_found(
+                client.get_workflow_handle(row.job_id).signal("price_changed", rpc_timeout=_RPC_TIMEOUT)
+            )
         elif row.kind == inbox.EXIT:
             await self._complete_stream(client, row)
         else:

@@ -107,5 +107,6 @@ class EventType(StrEnum):
     DELETE_ACCEPTED = "delete_accepted"
     DELETE_RETRIED = "delete_retried"
     INSTANCE_GONE = "instance_gone"
+    PRICE_CHANGED = "price_changed"
     SANDBOXED = "sandboxed"
     RECOVERED = "recovered"

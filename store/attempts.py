@@ -14,6 +14,7 @@ from domain.limits import MeteredInstance
 from domain.money import PriceInterval, UsdPerHour
 from domain.offers import Offer
 from domain.states import EventType, InstanceState, JobState, Reason
+from store import inbox
 from store.lifecycle import order_stop
 from store.tables import Instance, Job, PriceRecord
 from store.transitions import Outcome, record, transition
@@ -144,6 +145,23 @@ def gone(session: Session, instance: Instance, now: datetime) -> None:
         instance.state = InstanceState.STOPPED
     session.add(instance)
     record(session, instance.job_id, EventType.INSTANCE_GONE, f"gone-{instance.id}", now, {"instance_id": instance.id})
+
+
+def reprice(session: Session, instance: Instance, price: Decimal, source: str, now: datetime) -> bool:
+    """From now on the instance costs `price` USD per hour; what it cost before stands. Says whether that is news.
+
+    The job's workflow is told, so that its cost limit moves.
+    """
+    query = select(PriceRecord).where(PriceRecord.instance_id == instance.id).order_by(col(PriceRecord.id))
+    known = list(session.exec(query).all())
+    if not known or known[-1].usd_per_hour == price:
+        return False
+    session.add(PriceRecord(instance_id=instance.id, since=now, usd_per_hour=price, source=source))
+    key = f"price-{instance.id}-{len(known)}"
+    data = {"instance_id": instance.id, "from_usd_hr": str(known[-1].usd_per_hour), "to_usd_hr": str(price)}
+    record(session, instance.job_id, EventType.PRICE_CHANGED, key, now, data)
+    inbox.put(session, instance.job_id, inbox.PRICE, now, {"instance_id": instance.id}, key=key)
+    return True
 
 
 def metered(session: Session, job_ids: Sequence[str], drain_seconds: float = 0) -> dict[str, list[MeteredInstance]]:

@@ -10,7 +10,7 @@ from sqlmodel import Session, col, select
 from store.db import insert_once, publish
 from store.tables import InboxRow
 
-START, TERMINATE, EXIT = "start", "terminate", "exit"
+START, TERMINATE, EXIT, PRICE = "start", "terminate", "exit", "price"
 TOPIC = "inbox"
 _MOST_CHARACTERS = 500
 

@@ -211,7 +211,7 @@ class InboxRow(SQLModel, table=True):
     id: int | None = _serial()
     job_id: str
     kind: str
-    """`start`, `terminate`, `exit`."""
+    """`start`, `terminate`, `exit`, `price`."""
     dedupe_key: str
     payload: dict[str, Any] = _json(nullable=False)
     created_at: datetime = _time(nullable=False)

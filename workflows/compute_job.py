@@ -1,7 +1,7 @@
 """`ComputeJob`: one job from its first allocation to its terminal state. Workflow id = job id.
 
 Owns: the order of the phases, the limits' timers, and that every attempt gets a `Deallocation` on every way out.
-Accepts: signals `terminate`, `deletion_accepted`; query `status`.
+Accepts: signals `terminate`, `price_changed`, `deletion_accepted`; query `status`.
 Leaks: none by itself; attempts are rows before they are machines, and whatever ends a run, the next claim, `Recover` or
 `Reconcile` starts the deletion of each row that is not confirmed absent.
 """
@@ -37,6 +37,7 @@ with workflow.unsafe.imports_passed_through():
         FailAttemptInput,
         FailureType,
         JobInput,
+        JobRef,
         Resume,
         SettleInput,
         Status,
@@ -84,6 +85,7 @@ class ComputeJob:
         self._deletions_started: list[str] = []
         self._stopping: str | None = None
         self._cut_drain = False
+        self._repriced = False
         self._last_failure: _JobFailed | None = None
 
     # Messages ------------------------------------------------------------------------------------------------------
@@ -100,6 +102,11 @@ class ComputeJob:
     def deletion_accepted(self, attempt_id: str) -> None:
         """From `Deallocation`: the provider accepted the delete call of the attempt, whose end is awaited on."""
         self._deletions_accepted.add(attempt_id)
+
+    @workflow.signal
+    def price_changed(self) -> None:
+        """The rows hold a new price: the cost limit's moment is computed anew."""
+        self._repriced = True
 
     @workflow.query
     def status(self) -> Status:
@@ -153,7 +160,11 @@ class ComputeJob:
             try:
                 await workflow.wait_condition(
                     lambda seen=deadline: (  # type: ignore[misc]
-                        life.done() or self._stopping is not None or self._deadline != seen or self._history_is_long()
+                        life.done()
+                        or self._stopping is not None
+                        or self._repriced
+                        or self._deadline != seen
+                        or self._history_is_long()
                     ),
                     timeout=None if deadline is None else max(timedelta(0), deadline.at - workflow.now()),
                     timeout_summary=None if deadline is None else deadline.reason.value,
@@ -166,6 +177,8 @@ class ComputeJob:
             if self._stopping is not None:
                 await _cancelled(life)
                 return None
+            if self._repriced:
+                await self._move_deadline()
             if self._history_is_long():
                 await _cancelled(life)
                 self._continue_as_new()
@@ -193,6 +206,16 @@ class ComputeJob:
                     deadline=self._deadline,
                 ),
             )
+        )
+
+    async def _move_deadline(self) -> None:
+        self._repriced = False
+        self._deadline = await workflow.execute_local_activity(
+            "current_deadline",
+            JobRef(self._job_id, self._token),
+            result_type=Deadline | None,  # type: ignore[arg-type]
+            start_to_close_timeout=_LOCAL,
+            retry_policy=_DATABASE_RETRY,
         )
 
     async def _begin_termination(self, deadline: Deadline) -> None:
