@@ -89,6 +89,8 @@ class JobSpec(Frozen):
     retry: Retry = Retry()
     ssh_public_key: str | None = None
     image_pull_secret: str | None = None
+    inline_credential: bool = False
+    """Whether the request carried a `registry_credential`, which is discarded at the terminal state."""
 
 
 class Workload(Frozen):

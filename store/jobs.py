@@ -36,6 +36,8 @@ class IdempotencyClaim:
     key: str
     canonical_body: bytes = field(repr=False)
     vault: Vault = field(repr=False)
+    operation: str = CREATE_JOB
+    """The operation's name, with the ids of its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,13 @@ def visible(session: Session, principal: Principal, job_id: str) -> JobState | N
     return None if state is None else JobState(state)
 
 
+def original(session: Session, principal: Principal, job_id: str) -> tuple[Job, str] | None:
+    """The whole row of a job, sealed parts included, and its project's name; None as for `find`."""
+    query = select_columns(Job, col(Project.name)).join(Project, col(Project.id) == col(Job.project_id))
+    row = session.execute(query.where(col(Job.id) == job_id, *_scope(principal))).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
 def newest(
     session: Session,
     principal: Principal,
@@ -241,7 +250,7 @@ def _claim(session: Session, principal: Principal, job_id: str, claim: Idempoten
     """
     values = {
         "org_id": principal.org_id,
-        "operation": CREATE_JOB,
+        "operation": claim.operation,
         "key": claim.key,
         "fingerprint": claim.vault.fingerprint(claim.canonical_body),
         "resource_id": job_id,
@@ -254,7 +263,7 @@ def _claim(session: Session, principal: Principal, job_id: str, claim: Idempoten
     resource_id, fingerprint = session.execute(
         select_columns(col(IdempotencyKey.resource_id), col(IdempotencyKey.fingerprint)).where(
             col(IdempotencyKey.org_id) == principal.org_id,
-            col(IdempotencyKey.operation) == CREATE_JOB,
+            col(IdempotencyKey.operation) == claim.operation,
             col(IdempotencyKey.key) == claim.key,
         )
     ).one()

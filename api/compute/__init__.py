@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from api.compute import accelerators, history, jobs, not_implemented
+from api.compute import accelerators, history, jobs, not_implemented, rerun
 
 router = APIRouter(prefix="/api/v1/compute")
-for part in (accelerators, jobs, history, not_implemented):
+for part in (accelerators, jobs, rerun, history, not_implemented):
     router.include_router(part.router)

@@ -62,6 +62,7 @@ def admit(body: Any) -> Admitted:
         placement=spec.Placement(**placement),
         retry=spec.Retry(**(request.retry.model_dump() if request.retry else {})),
         ssh_public_key=None if key is None else ssh_keys.normalise(key, field="access.ssh_public_key"),
+        inline_credential=registry is not None,
     )
     return Admitted(request, job_spec, workload, registry)
 

@@ -89,7 +89,7 @@ async def create_job(
         return created.replayed, jobs.find(session, principal, created.job_id)
 
     replayed, record = await services.db.write(write)
-    return json_response(render.job(_found(record, new.id), now), 200 if replayed else 201)
+    return json_response(render.job(found(record, new.id), now), 200 if replayed else 201)
 
 
 @router.get("", summary="List jobs", response_model=JobList, responses=errors(400, 422))
@@ -125,7 +125,7 @@ async def get_job(
     """The job now. Records of terminal jobs stay readable."""
     require_job_id(job_id)
     record = await services.db.read(lambda session: jobs.find(session, principal, job_id))
-    return json_response(render.job(_found(record, job_id), services.clock()))
+    return json_response(render.job(found(record, job_id), services.clock()))
 
 
 @router.post("/{id}/terminate", summary="Terminate a job", response_model=Job, responses=errors(403, 404))
@@ -147,7 +147,7 @@ async def terminate_job(
         return jobs.find(session, principal, job_id)
 
     record = await services.db.write(write)
-    return json_response(render.job(_found(record, job_id), now))
+    return json_response(render.job(found(record, job_id), now))
 
 
 def require_job_id(job_id: str) -> None:
@@ -160,7 +160,8 @@ def _no_job(job_id: str) -> NotFound:
     return NotFound(f"no job {job_id[:64]!r}")
 
 
-def _found(record: jobs.JobRecord | None, job_id: str) -> jobs.JobRecord:
+def found(record: jobs.JobRecord | None, job_id: str) -> jobs.JobRecord:
+    """The record. Raises NotFound when there is none that the caller may see."""
     if record is None:
         raise _no_job(job_id)
     return record
