@@ -74,7 +74,7 @@ def _select(engine: str, network: str, directory: Path) -> Selection:
 
 
 def _docker(network: str) -> Iterator[Setup]:
-    socket = _docker_socket()
+    socket = docker_socket()
     if socket is None:
         return
     joined = "headrace" if network == "bridge" else network
@@ -87,7 +87,8 @@ def _docker(network: str) -> Iterator[Setup]:
     yield setup
 
 
-def _docker_socket() -> str | None:
+def docker_socket() -> str | None:
+    """The path of a docker daemon's socket on this machine: DOCKER_HOST's, or the usual one where it exists."""
     named = os.environ.get("DOCKER_HOST", "")
     if named:
         return named.removeprefix("unix://") if named.startswith("unix://") else None

@@ -28,11 +28,17 @@ from providers.local import LocalProvider
 from providers.local.container_flags import Setup
 from providers.local.host_image import HOST_IMAGE, build_host_image
 from providers.local.process import Completed, clean_environment, run_blocking
-from providers.local.select import select
+from providers.local.select import docker_socket, select
 from tests.providers.conformance import until_gone
 
 OWNER = "hr-local-tests"
-ENGINES = [pytest.param("podman", marks=pytest.mark.containers), pytest.param("sandbox")]
+HAS_DOCKER = docker_socket() is not None
+"""Docker's tests run where somebody runs a daemon: `tests/prepare` starts none."""
+ENGINES = [
+    pytest.param("podman", marks=pytest.mark.containers),
+    pytest.param("sandbox"),
+    *([pytest.param("docker", marks=pytest.mark.containers)] if HAS_DOCKER else []),
+]
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,11 @@ def require_podman() -> None:
         pytest.skip("podman is not installed: tests/prepare installs it")
 
 
-def setup_of(data_dir: Path, network: str = "bridge") -> Setup:
-    """How podman is called for this data directory."""
-    require_podman()
-    selection = select("podman", network, data_dir / "local" / "podman")
+def setup_of(data_dir: Path, network: str = "bridge", engine: str = "podman") -> Setup:
+    """How a container engine is called for this data directory."""
+    if engine == "podman":
+        require_podman()
+    selection = select(engine, network, data_dir / "local" / "podman")
     assert selection.setup is not None, selection.explain()
     return selection.setup
 
@@ -71,8 +78,8 @@ def load_host_image(setup: Setup) -> str:
 
 def make_local(data_dir: Path, engine: str, *, owner: str = OWNER, **changes: object) -> LocalProvider:
     data_dir.mkdir(mode=0o700, exist_ok=True)
-    if engine == "podman":
-        load_host_image(setup_of(data_dir, str(changes.get("local_network", "bridge"))))
+    if engine in ("podman", "docker"):
+        load_host_image(setup_of(data_dir, str(changes.get("local_network", "bridge")), engine))
     settings = replace(LocalTestSettings(local_engine=engine), **changes)  # type: ignore[arg-type]
     return LocalProvider(ProviderContext("local", owner, str(data_dir)), settings)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.providers.conformance import MakeProvider, ProviderConformance
-from tests.providers.local_support import make_local
+from tests.providers.local_support import HAS_DOCKER, make_local
 
 
 class TestSandbox(ProviderConformance):
@@ -26,3 +26,14 @@ class TestPodman(ProviderConformance):
         # Containers of tests that run beside this one are on the same machine: each test has owners of its own.
         unique = uuid.uuid4().hex[:8]
         return lambda owner: make_local(podman_data, "podman", owner=f"{owner}-{unique}")
+
+
+@pytest.mark.containers
+@pytest.mark.skipif(not HAS_DOCKER, reason="no docker daemon runs on this machine")
+class TestDocker(ProviderConformance):
+    __test__ = True
+
+    @pytest.fixture
+    def make_provider(self, podman_data: Path) -> MakeProvider:
+        unique = uuid.uuid4().hex[:8]
+        return lambda owner: make_local(podman_data, "docker", owner=f"{owner}-{unique}")

@@ -42,7 +42,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def data_dir(engine: str, tmp_path: Path, podman_data: Path) -> Path:
-    return podman_data if engine == "podman" else tmp_path / "data"
+    return tmp_path / "data" if engine == "sandbox" else podman_data
 
 
 @pytest.fixture
