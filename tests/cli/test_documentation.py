@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import typer
 
-from commands.exits import ExitCode
+from commands.exits import ExitCode, of_job
 from commands.root import app
+from domain.states import Reason
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+ROOT_DIRECTORY = Path(__file__).parents[2]
+DOCUMENT = (ROOT_DIRECTORY / "docs" / "cli.md").read_text()
+REASONS = (ROOT_DIRECTORY / "docs" / "reasons.md").read_text()
 ROOT = typer.main.get_command(app)
 
 
@@ -92,3 +95,18 @@ def test_an_exit_code_is_in_the_help_and_in_the_document(code, headrace):
 def test_a_misspelt_command_is_a_usage_error(headrace):
     assert headrace("jobs").code == 2
     assert headrace("--version").out.startswith("headrace 0.")
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_reason_is_documented_with_its_exit_code(reason):
+    row = re.search(rf"^\| `{reason.value}` \| ([^|]+) \|.*\| (\d+) \|", REASONS, re.MULTILINE)
+    assert row, f"docs/reasons.md lacks {reason.value}"
+    for state in row.group(1).strip().split(", "):
+        assert of_job({"state": state, "reason": {"code": reason.value}}) == int(row.group(2))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/cli.md", "docs/operations.md", "docs/reasons.md"])
+def test_links_of_a_document_lead_somewhere(name):
+    path = ROOT_DIRECTORY / name
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{name} links to {target}, which does not exist"
