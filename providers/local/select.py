@@ -43,12 +43,18 @@ FIREWALL = Firewall()
 
 
 def select(engine: str, network: str, directory: Path) -> Selection:
-    """Chooses once per process, engine setting and directory. Blocks for about a second the first time."""
+    """Chooses once per process, engine setting and directory. Blocks for about a second the first time.
+
+    That nothing works is not remembered: a daemon may be starting.
+    """
     key = (engine, network, str(directory))
     with _cache_lock:
-        if key not in _cache:
-            _cache[key] = _select(engine, network, directory)
-        return _cache[key]
+        if key in _cache:
+            return _cache[key]
+        chosen = _select(engine, network, directory)
+        if chosen.name is not None:
+            _cache[key] = chosen
+        return chosen
 
 
 def _select(engine: str, network: str, directory: Path) -> Selection:

@@ -13,13 +13,14 @@ import pytest
 
 from domain.errors import BootstrapFailed, NoCapacity, ProviderNotFound, ProviderRejected
 from domain.spec import ComputeRequest, Port
-from providers.base import Handle, InstanceSpec, OfferQuery, ProviderState, TerminateState
+from providers.base import Handle, InstanceSpec, OfferQuery, ProviderContext, ProviderState, TerminateState
 from providers.local import LocalProvider
 from providers.local.engine import FAULT_EXIT_CODE
 from providers.local.host_image import PROBE_IMAGE
 from providers.local.sandbox import NOTICE
 from tests.providers.local_support import (
     ENGINES,
+    LocalTestSettings,
     cleaned,
     make_local,
     make_spec,
@@ -32,6 +33,7 @@ from tests.providers.local_support import (
     view_of,
 )
 
+NO_DOCKER = "docker: no engine of this kind was found"
 GPU = "nvidia-l4-24gb"
 
 
@@ -82,15 +84,16 @@ class TestTheChoice:
         assert described["engine"] == "sandbox"
         assert "cgroups are on strike" in described["rejected"]["podman"]
 
-    async def test_of_an_engine_that_is_not_there_leaves_no_offers(
+    async def test_of_an_engine_that_is_not_there_is_an_error_that_says_so(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-        provider = make_local(tmp_path, "docker")
+        context = ProviderContext("local", unique_owner(), str(tmp_path))
+        provider = LocalProvider(context, LocalTestSettings(local_engine="docker"))
         report = await provider.verify()
-        assert report.status == "unreachable"
-        assert "docker" in report.message
-        assert await provider.offers(OfferQuery()) == []
+        assert (report.status, report.message) == ("unreachable", "no engine runs here: " + NO_DOCKER)
+        with pytest.raises(NoCapacity, match=NO_DOCKER):
+            await provider.offers(OfferQuery())
 
     async def test_of_the_sandbox_is_told_to_the_owner_of_the_job(self, tmp_path: Path) -> None:
         async with cleaned(make_local(tmp_path, "sandbox")) as provider:
