@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     orders_wait_seconds: float = Field(default=30, gt=0, description="How long an agent's poll for orders is held.")
     finalize_grace_seconds: float = Field(default=60, ge=0, description="For the last log bytes after an exit report.")
     terminate_drain_seconds: float = Field(default=5, ge=0, description="For the last log bytes after a kill.")
+    activity_timeout_seconds: float = Field(
+        default=30, gt=0, description="Silence of a worker after which what it was doing for a job is done again."
+    )
     create_timeout_seconds: float = Field(default=300, gt=0, description="A provider's create call takes no longer.")
     absence_gap_seconds: float = Field(default=2, ge=0, description="Between two misses that prove an early absence.")
     delete_accept_seconds: float = Field(

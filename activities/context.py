@@ -25,7 +25,7 @@ from workflows.contract import FailureType
 
 log = structlog.get_logger()
 
-_HEARTBEAT_SECONDS = 5.0
+_LONGEST_HEARTBEAT_SECONDS = 5.0
 
 
 @dataclass
@@ -87,11 +87,15 @@ def fenced_job(session: Session, job_id: str, token: int) -> Job:
 @asynccontextmanager
 async def heartbeating(details: Callable[[], Sequence[object]] = tuple) -> AsyncIterator[None]:
     """Heartbeats while the body runs, so that a dead worker is noticed and a cancellation arrives."""
+    timeout = activity.info().heartbeat_timeout
+    pause = _LONGEST_HEARTBEAT_SECONDS
+    if timeout is not None:
+        pause = min(pause, timeout.total_seconds() / 4)
 
     async def beat() -> None:
         while True:
             activity.heartbeat(*details())
-            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            await asyncio.sleep(pause)
 
     task = asyncio.create_task(beat())
     try:

@@ -201,4 +201,5 @@ def _policy(settings: Settings, spec: JobSpec) -> Policy:
         capacity_wait=settings.capacity_wait_seconds if wait is None else wait,
         max_attempts=settings.max_attempts,
         retries_on_loss=spec.retry.max_attempts - 1 if spec.retry.on_preemption else 0,
+        activity_timeout=settings.activity_timeout_seconds,
     )

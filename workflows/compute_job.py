@@ -304,7 +304,7 @@ class ComputeJob:
             AllocateInput(self._job_id, self._token, self._rejected),
             result_type=Allocation,
             start_to_close_timeout=timedelta(hours=1),
-            heartbeat_timeout=timedelta(seconds=30),
+            heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
             retry_policy=_PROVIDER_RETRY,
         )
         return result
@@ -320,7 +320,7 @@ class ComputeJob:
                 "provision",
                 AttemptInput(self._job_id, self._token, attempt),
                 schedule_to_close_timeout=timeout,
-                heartbeat_timeout=timedelta(seconds=30),
+                heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
                 retry_policy=_PROVIDER_RETRY,
             )
         except ActivityError as error:
@@ -405,7 +405,7 @@ class ComputeJob:
                 "drain",
                 DrainInput(attempt, self._policy.finalize_grace),
                 start_to_close_timeout=timedelta(seconds=self._policy.finalize_grace + 30),
-                heartbeat_timeout=timedelta(seconds=30),
+                heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
                 retry_policy=_DATABASE_RETRY,
             )
             await workflow.wait_condition(lambda: drain.done() or self._cut_drain)
@@ -466,7 +466,7 @@ class ComputeJob:
         try:
             child = await workflow.start_child_workflow(
                 DEALLOCATION,
-                DeallocationInput(self._job_id, attempt, drain_seconds),
+                DeallocationInput(self._job_id, attempt, drain_seconds, self._policy.activity_timeout),
                 id=deallocation_id(attempt),
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,

@@ -38,6 +38,8 @@ class Policy:
     max_attempts: int
     retries_on_loss: int
     """How often a lost or preempted attempt is replaced by a new one; 0 unless the job asked for it."""
+    activity_timeout: float = 30
+    """Silence of a worker after which its activities are run again."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class DeallocationInput:
     job_id: str
     attempt_id: str
     drain_seconds: float = 0
+    activity_timeout: float = 30
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Deallocation:
             deletion,
             result_type=Deallocated,
             start_to_close_timeout=timedelta(minutes=5),
-            heartbeat_timeout=timedelta(seconds=60),
+            heartbeat_timeout=timedelta(seconds=deletion.activity_timeout),
             retry_policy=_WITHOUT_END,
         )
         if not answer.gone:
@@ -40,7 +40,7 @@ class Deallocation:
                 "confirm_absence",
                 deletion,
                 start_to_close_timeout=timedelta(minutes=5),
-                heartbeat_timeout=timedelta(seconds=60),
+                heartbeat_timeout=timedelta(seconds=deletion.activity_timeout),
                 retry_policy=_WITHOUT_END,
             )
 

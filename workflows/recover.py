@@ -33,7 +33,7 @@ class Recover:
             try:
                 await workflow.start_child_workflow(
                     DEALLOCATION,
-                    DeallocationInput(job.job_id, attempt),
+                    DeallocationInput(job.job_id, attempt, activity_timeout=claim.policy.activity_timeout),
                     id=deallocation_id(attempt),
                     parent_close_policy=ParentClosePolicy.ABANDON,
                     id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
