@@ -13,6 +13,8 @@
 #   two readers    stdout and stderr FIFOs into piece files:  piece <stream> <number> <bytes>, then eof <stream>
 #   a poller       holds the poll for orders:                 stop | revoked
 #   a sender       at most one at a time, a curl:             sent
+#   timers         the end of a delay:                        tick | close | deadline
+# The events are read without a time-out: one could end in the middle of a line.
 # Descriptor 9 is a FIFO that nobody writes: reading it with a time-out is a sleep without a process.
 # Every global is named hr_*: a plain name could be a variable of the image's environment, which the workload inherits.
 
@@ -25,6 +27,10 @@ hr_pause() { # milliseconds
   local seconds
   printf -v seconds '%d.%03d' $(($1 / 1000)) $(($1 % 1000))
   read -r -t "$seconds" -u 9
+}
+
+hr_after() { # milliseconds, event
+  { hr_pause "$1"; echo "$2" >&8; } &
 }
 
 hr_back_off() { # milliseconds; between half of it and all of it, so that agents do not come back in step
@@ -81,7 +87,9 @@ hr_prepare() { # takes the agent's variables out of the environment, looks at th
     hr_nonce=$(od -An -N16 -tx1 /dev/urandom)
     hr_nonce=${hr_nonce//[[:space:]]/}
   fi 2>/dev/null
-  hr_umask=$(umask)
+  # The second line of this file is the umask, where the kernel is new enough to say it without a process.
+  { read -r _ && read -r _ hr_umask; } </proc/self/status
+  [[ $hr_umask =~ ^0[0-7]+$ ]] || hr_umask=$(umask)
   umask 077
   for hr_dir in "${TMPDIR:-/tmp}" /tmp /var/tmp /run /dev/shm ""; do
     [[ -n $hr_dir ]] || hr_fault "no directory can be written: tried TMPDIR, /tmp, /var/tmp, /run and /dev/shm"
@@ -119,7 +127,7 @@ hr_fetch_launch() { # gets and reads the launch spec, however long the control p
   if ((hr_payload_line)); then
     tail -n "+$hr_payload_line" "$hr_dir/launch" | base64 -d >"$hr_dir/script" || hr_fault "no room for the script"
   fi
-  rm -f "$hr_dir/launch"
+  : >"$hr_dir/launch" # it holds the user's secrets
   hr_token=
   hr_curl_config "$hr_session" >"$hr_dir/curl"
 }
@@ -152,7 +160,7 @@ hr_workload() { # becomes the user's process; everything that the agent set is u
   if [[ -n ${hr_lc_all+set} ]]; then LC_ALL=$hr_lc_all; else unset LC_ALL; fi
   hr_export
   exec 2>"$hr_dir/stderr"
-  if [[ -z $(type -P -- "${hr_argv[0]}") && ${hr_argv[0]} != */* ]]; then
+  if [[ ${hr_argv[0]} != */* ]] && ! type -P -- "${hr_argv[0]}" >/dev/null; then
     printf 'headrace: %s: command not found\n' "${hr_argv[0]}" >&2
     exit 127
   fi
@@ -177,7 +185,7 @@ hr_supervise() { # runs the workload in a process group of its own and says how 
   kill -KILL -- "-$pid" 2>/dev/null
   # Only a job that died of a signal is announced by its name ("Killed"); a status of 128 + n is not, or as "Exit".
   jobs >&2
-  notice=$(<"$hr_dir/notice")
+  read -r -d '' notice <"$hr_dir/notice"
   [[ -z $notice || $notice == *Exit* || $notice == *Done* ]] || signal=$((status - 128))
   echo "exit $status $signal" >&8
 }
@@ -256,7 +264,7 @@ hr_read_stream() { # stream; each read becomes a piece, as long as there is room
 hr_poll_orders() { # being held is the sign of life; a short job ends before the first poll
   local answer
   hr_delay=100
-  hr_pause 100
+  hr_pause 200
   while :; do
     answer=$(curl -q -s -K curl -m $((hr_orders_wait + 15)) -w ' %{http_code}' "$hr_url/orders?wait=$hr_orders_wait")
     case $answer in
@@ -311,7 +319,7 @@ hr_dispatch() { # one curl for all that there is to say
     stdout=$((hr_end[stdout] + hr_shift[stdout])) stderr=$((hr_end[stderr] + hr_shift[stderr]))
     hr_add_request exit exit "$hr_exit&stdout=$stdout&stderr=$stderr"
   fi
-  hr_busy=1 hr_events=0 hr_hold=$((hr_hold * 2 > 320 ? 320 : hr_hold * 2))
+  hr_busy=1 hr_events=0 hr_due=0 hr_hold=$((hr_hold * 2 > 320 ? 320 : hr_hold * 2))
   hr_send &
   hr_garbage=
 }
@@ -323,10 +331,9 @@ hr_send() {
     [[ -n ${hr_merge[$stream]} ]] && cat ${hr_merge[$stream]} >"body.$stream"
   done
   curl -q "${hr_request[@]}" >codes 2>/dev/null
-  codes=$(<codes)
-  codes=${codes//[$'\n']/}
+  read -r -d '' codes <codes
   # While it waits here it is busy, so that the next attempt is not made earlier.
-  [[ ${codes//200/} == "" ]] || hr_back_off $hr_delay
+  [[ $codes =~ ^(200[[:space:]]*)+$ ]] || hr_back_off $hr_delay
   echo sent >&8
 }
 
@@ -390,17 +397,17 @@ hr_must_send_now() { # nothing more is to be expected, or a request is full, or 
 }
 
 hr_finished() {
-  ((hr_exit_stored && hr_first[stdout] == hr_next[stdout] && hr_first[stderr] == hr_next[stderr])) ||
-    ((hr_deadline && SECONDS > hr_deadline))
+  ((hr_over || hr_exit_stored && hr_first[stdout] == hr_next[stdout] && hr_first[stderr] == hr_next[stderr]))
 }
 
 hr_kill_workload() { # limits and terminates know no grace; what was printed is sent for 5 seconds at most
+  ((hr_stopped)) || hr_after 5000 deadline
   hr_stopped=1
-  ((hr_deadline)) || hr_deadline=$((SECONDS + 5))
   [[ -n $hr_pid ]] && kill -KILL -- "-$hr_pid"
 }
 
 hr_close_streams() { # a process that left the group still holds a pipe: the job does not wait for it
+  hr_all_read && return
   kill -KILL -- "-$hr_reader_stdout" "-$hr_reader_stderr"
   # Behind all that the readers have announced so far.
   printf 'eof stdout\neof stderr\n' >&8
@@ -417,41 +424,50 @@ hr_handle() { # event, and its words
       hr_pid=$2
       ((hr_stopped)) && hr_kill_workload
       ;;
-    exit) hr_exit="status=$2&signal=$3" hr_closing=$((SECONDS + 2)) hr_pid= hr_started=0 ;;
+    exit)
+      hr_exit="status=$2&signal=$3" hr_pid= hr_started=0
+      hr_all_read || hr_after 1500 close
+      ;;
+    close) hr_close_streams ;;
     stop) hr_kill_workload ;;
+    deadline) hr_over=1 ;;
+    tick) hr_ticking=0 hr_due=1 ;;
     revoked) # this instance counts as gone: nothing that it says is heard any more
       hr_kill_workload
-      hr_deadline=$SECONDS
+      hr_over=1
       ;;
   esac
 }
 
+hr_next_event() { # time-out in seconds -> hr_event, its words
+  local line rest
+  if ! IFS= read -r -t "$1" -u 8 line; then
+    [[ -n $line ]] || return
+    # The time was over in the middle of a line. Lines are written whole, so the rest of it is there.
+    IFS= read -r -u 8 rest
+    line+=$rest
+  fi
+  hr_event=($line)
+}
+
 hr_follow() { # until the end is acknowledged
-  local event first second third timeout
+  local event first second third
   declare -A hr_first=([stdout]=0 [stderr]=0) hr_next=([stdout]=0 [stderr]=0) hr_start=([stdout]=0 [stderr]=0)
   declare -A hr_end=([stdout]=0 [stderr]=0) hr_shift=([stdout]=0 [stderr]=0) hr_bytes=() hr_eof=() hr_merge=()
-  hr_started=1 hr_exit= hr_exit_stored=0 hr_busy=0 hr_events=0 hr_hold=20 hr_delay=100 hr_garbage= hr_pid=
-  hr_stopped=0 hr_deadline=0 hr_closing=0 hr_sent_at=0
+  hr_started=1 hr_exit= hr_exit_stored=0 hr_pid= hr_stopped=0 hr_over=0
+  hr_busy=0 hr_events=0 hr_due=0 hr_ticking=0 hr_hold=40 hr_delay=100 hr_garbage= hr_sent_at=0
   until hr_finished; do
-    timeout=60
-    ((hr_closing || hr_deadline)) && timeout=0.5
     if ((!hr_busy)) && hr_anything_to_send; then
-      if hr_must_send_now; then
+      if ((hr_due)) || hr_must_send_now; then
         hr_dispatch
-        continue
+      elif ((!hr_ticking)); then
+        ((SECONDS - hr_sent_at > 1)) && hr_hold=40
+        hr_ticking=1
+        hr_after $hr_hold tick
       fi
-      ((SECONDS - hr_sent_at > 1)) && hr_hold=20
-      printf -v timeout '0.%03d' $hr_hold
     fi
-    if read -r -t "$timeout" -u 8 event first second third; then
-      hr_handle "$event" "$first" "$second" "$third"
-    elif ((!hr_busy)) && hr_anything_to_send; then
-      hr_dispatch
-    fi
-    if ((hr_closing && SECONDS >= hr_closing)); then
-      hr_closing=0
-      hr_all_read || hr_close_streams
-    fi
+    read -r event first second third <&8
+    hr_handle "$event" "$first" "$second" "$third"
   done
 }
 
@@ -462,7 +478,7 @@ hr_main() {
   hr_fetch_launch
   exec 2>/dev/null # job control announces every helper that ends
   set -m
-  [[ -n $hr_ssh_key ]] && hr_open_ssh &
+  if [[ -n $hr_ssh_key ]]; then hr_open_ssh & fi
   hr_supervise &
   cd "$hr_dir" || hr_leave 211
   hr_read_stream stdout &
@@ -470,9 +486,8 @@ hr_main() {
   hr_read_stream stderr &
   hr_reader_stderr=$!
   hr_poll_orders &
-  hr_poller=$!
   hr_follow
-  kill -KILL -- "-$hr_poller" "-$hr_reader_stdout" "-$hr_reader_stderr" $(jobs -p)
+  for hr_job in $(jobs -p); do kill -KILL -- "-$hr_job"; done
   cd /
   hr_leave 0
 }

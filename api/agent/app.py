@@ -11,11 +11,14 @@ from api.boundary import Boundary
 from api.errors import invalid
 from api.services import Services
 from domain.errors import RequestError
+from observability import no_http_telemetry
 
 
 def create_agent_app(services: Services) -> FastAPI:
     """An application with the agent routes and nothing else. Errors are one line of text: `code: message`."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=no_http_telemetry()
+    )
     app.state.services = services
     app.include_router(router)
     app.add_middleware(Boundary)

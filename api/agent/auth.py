@@ -43,14 +43,13 @@ def attempt_row(session: Session, attempt_id: AttemptId) -> Instance:
     return _valid(session.exec(select(Instance).where(Instance.id == attempt_id).with_for_update()).one_or_none())
 
 
-def session_row(session: Session, token: str, *, lock: bool) -> Instance:
+def session_row(session: Session, token: str) -> Instance:
     """The row of the instance that a session token belongs to. Looked up each time: a revocation counts at once.
 
     Raises:
         NotAuthenticated: unknown (`unauthenticated`), or the instance was confirmed absent (`revoked`).
     """
-    query = select(Instance).where(Instance.session_hash == hash_token(token))
-    return _valid(session.exec(query.with_for_update() if lock else query).one_or_none())
+    return _valid(session.exec(select(Instance).where(Instance.session_hash == hash_token(token))).one_or_none())
 
 
 def _valid(instance: Instance | None) -> Instance:

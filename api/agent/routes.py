@@ -135,6 +135,8 @@ async def logs(
     services = _services(request)
 
     def store(session: Session, instance: Instance, now: datetime) -> Ack:
+        # Against an exit report that is being stored: one of the two must see the other.
+        session.refresh(instance, with_for_update=True)
         ack = services.logs.append_chunk(session, instance, stream, offset, data, now)
         _finish_if_complete(services, session, instance, now)
         return ack
@@ -163,7 +165,7 @@ async def orders(request: Request, wait: Annotated[float, Query(ge=0, le=3600)] 
     """`stop` as soon as the instance is to stop, `none` after `wait` seconds. Being held is the sign of life."""
     services = _services(request)
     token = bearer(request)
-    instance = await services.db.read(lambda session: session_row(session, token, lock=False))
+    instance = await services.db.read(lambda session: session_row(session, token))
     order = order_of(instance)
     seconds = min(wait, services.settings.orders_wait_seconds)
     with services.presence.held(instance.id, services.clock):
@@ -216,7 +218,7 @@ async def _with_instance(request: Request, change: Callable[[Session, Instance, 
     now = services.clock()
 
     def run(session: Session) -> tuple[str, T]:
-        instance = session_row(session, token, lock=True)
+        instance = session_row(session, token)
         return instance.id, change(session, instance, now)
 
     instance_id, result = await services.db.write(run)
