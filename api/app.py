@@ -7,11 +7,12 @@ from api.agent import router as agent_router
 from api.boundary import Boundary
 from api.limits import BodyLimits
 from api.services import Services
-from observability import instrument_api
+from observability import http_telemetry, instrument_api, process_telemetry
 
 
 def create_app(services: Services) -> FastAPI:
     """All routes over `services`. It starts nothing: the tasks beside it are `api.server`'s."""
+    telemetry = process_telemetry()
     app = FastAPI(
         title="Headrace",
         version="0.1.0",
@@ -19,6 +20,7 @@ def create_app(services: Services) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=http_telemetry(telemetry),
     )
     app.state.services = services
     errors.install(app)
@@ -29,5 +31,5 @@ def create_app(services: Services) -> FastAPI:
     docs.install(app)
     app.add_middleware(BodyLimits, timeout_seconds=services.settings.body_timeout_seconds)
     app.add_middleware(Boundary)
-    instrument_api(app, services)
+    instrument_api(app, services, telemetry)
     return app

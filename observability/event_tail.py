@@ -29,10 +29,10 @@ class Sink(Protocol):
 
 
 class EventTail:
-    """Follows the events from the moment of its first reading."""
+    """Follows the events since an instant, of which at most the last few thousand at its first reading."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, since: datetime) -> None:
+        self._sink, self._since = sink, since
         self._last: int | None = None
         self._seen: deque[int] = deque(maxlen=_OVERLAP * 2)
         self._entered: OrderedDict[str, datetime] = OrderedDict()
@@ -40,18 +40,23 @@ class EventTail:
     def read(self, session: Session) -> None:
         """Takes what was appended since the last reading, a bounded number of events at a time."""
         if self._last is None:
-            self._last = session.exec(select(func.max(JobEvent.seq))).one() or 0
-            first = select(JobEvent.seq).where(col(JobEvent.seq) > self._last - _OVERLAP)
-            self._seen.extend(seq for seq in session.exec(first).all() if seq is not None)
-            return
+            self._last = self._begin(session)
         query = select(JobEvent).where(col(JobEvent.seq) > self._last - _OVERLAP)
         seen = set(self._seen)
         for event in session.exec(query.order_by(col(JobEvent.seq)).limit(_BATCH)).all():
             assert event.seq is not None
-            if event.seq not in seen:
+            if event.seq not in seen and event.at >= self._since:
                 self._seen.append(event.seq)
                 self._last = max(self._last, event.seq)
                 self._take(session, event)
+
+    def _begin(self, session: Session) -> int:
+        """The number before the first event since then; what is older counts as seen."""
+        newest = session.exec(select(func.max(JobEvent.seq))).one() or 0
+        recent = select(JobEvent.seq, JobEvent.at).where(col(JobEvent.seq) > newest - _BATCH)
+        older = [seq for seq, at in session.exec(recent.order_by(col(JobEvent.seq))).all() if at < self._since]
+        self._seen.extend(seq for seq in older if seq is not None)
+        return older[-1] or 0 if older else max(0, newest - _BATCH)
 
     def _take(self, session: Session, event: JobEvent) -> None:
         if event.type == EventType.PROVIDER_ALLOCATED:

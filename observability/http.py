@@ -7,19 +7,19 @@ from typing import Protocol
 
 import structlog
 from fastapi import FastAPI, Request, Response
-from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from domain.clock import Clock
 from domain.errors import NotAuthenticated
-from observability.process import Telemetry, process_telemetry
+from observability.process import Telemetry
 from observability.sampling import DatabaseMetrics
 from settings import Settings
 from store.db import Database
 
 # Probes, scrapes and the many small calls of agents would bury the requests of users.
-_UNTRACED = "/healthz,/readyz,/metrics,/agent/v1/"
+_UNTRACED = ("/healthz", "/readyz", "/metrics", "/agent/v1/")
 _JOB_PATH = re.compile(r"/jobs/(job_[0-9A-Za-z]{1,32})(?:/|$)")
 
 
@@ -36,10 +36,27 @@ class ObservedServices(Protocol):
     def clock(self) -> Clock: ...
 
 
-def instrument_api(app: FastAPI, services: ObservedServices, telemetry: Telemetry | None = None) -> None:
-    """Adds the route `/metrics`, and measures and traces every request. Call it after the routes and middlewares are in
-    place. `telemetry` is the process's own unless given."""
-    telemetry = telemetry or process_telemetry()
+def http_telemetry(telemetry: Telemetry) -> TelemetryConfig:
+    """For `FastAPI(telemetry=...)`: every request is measured and, where traces are exported, a span."""
+    return {
+        "meter_provider": telemetry.meters,
+        "metrics": True,
+        "tracer_provider": telemetry.traces,
+        "tracing": telemetry.traces is not None,
+        "operation_spans": False,
+        "logs": False,
+        "exclude": lambda scope: scope["path"].startswith(_UNTRACED),
+    }
+
+
+def no_http_telemetry() -> TelemetryConfig:
+    """For `FastAPI(telemetry=...)` of an application whose requests are neither measured nor traced."""
+    return {"metrics": False, "tracing": False, "logs": False}
+
+
+def instrument_api(app: FastAPI, services: ObservedServices, telemetry: Telemetry) -> None:
+    """Adds the route `/metrics` and binds the job's id to the log lines of a request. `telemetry` is what the
+    application was made with, see `http_telemetry`."""
     DatabaseMetrics(services.db, services.clock, telemetry.meters)
     token = services.settings.metrics_token
 
@@ -52,13 +69,6 @@ def instrument_api(app: FastAPI, services: ObservedServices, telemetry: Telemetr
 
     app.add_route("/metrics", metrics, include_in_schema=False)
     app.add_middleware(JobLogContext)
-    FastAPIInstrumentor.instrument_app(
-        app,
-        tracer_provider=telemetry.traces,
-        meter_provider=telemetry.meters,
-        excluded_urls=_UNTRACED,
-        exclude_spans=["receive", "send"],
-    )
 
 
 class JobLogContext:

@@ -44,7 +44,6 @@ def _views() -> list[View]:
             attribute_keys={"http.route", "http.request.method", "http.response.status_code"},
             aggregation=ExplicitBucketHistogramAggregation(_REQUEST_BUCKETS),
         ),
-        View(instrument_name="http.server.*.body.size", aggregation=DropAggregation()),
         View(instrument_name="http.server.active_requests", aggregation=DropAggregation()),
         View(
             instrument_name="headrace.job.phase.duration",

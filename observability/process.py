@@ -1,7 +1,6 @@
 """What a process calls once, before anything else: logs, tracer, meter."""
 
 import logging
-import os
 from dataclasses import dataclass
 
 from opentelemetry import metrics
@@ -57,8 +56,6 @@ def process_telemetry() -> Telemetry:
 
 def create(endpoint: str | None, service_name: str, export_interval_seconds: float) -> Telemetry:
     """Providers for one process. With an endpoint the tracer provider becomes the process's global one."""
-    # Read when the first application is instrumented: durations in seconds, by route.
-    os.environ.setdefault("OTEL_SEMCONV_STABILITY_OPT_IN", "http")
     resource = Resource.create({SERVICE_NAME: service_name, SERVICE_INSTANCE_ID: new_id("proc")})
     registry = CollectorRegistry()
     meters = create_meter_provider(registry, resource, endpoint, export_interval_seconds)

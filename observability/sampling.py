@@ -74,7 +74,7 @@ class DatabaseMetrics:
         self._db, self._clock, self._monotonic = db, clock, monotonic
         self._lock = threading.Lock()
         self._sample, self._sampled_at = Sample(), float("-inf")
-        self._tail = EventTail(self)
+        self._tail = EventTail(self, since=clock())
         meter = meters.get_meter("headrace")
         self._attempts = meter.create_counter(
             "headrace.allocation.attempts", description="Answers of backends to a create, by result."

@@ -17,7 +17,7 @@ from domain.clock import Clock
 from domain.ids import JobId
 from domain.states import EventType, InstanceState, JobState
 from observability import sampling
-from observability.http import instrument_api
+from observability.http import http_telemetry, instrument_api
 from observability.process import create
 from settings import Settings
 from store import attempts, inbox
@@ -62,7 +62,8 @@ class Scraper:
 @pytest.fixture
 async def scraper(services: Services, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scraper]:
     monkeypatch.setattr(sampling, "CACHE_SECONDS", 0.0)
-    app = FastAPI()
+    telemetry = create(None, "test", 60)
+    app = FastAPI(telemetry=http_telemetry(telemetry))
 
     @app.get("/api/v1/compute/jobs/{job_id}")
     async def job(job_id: str) -> None:
@@ -70,7 +71,7 @@ async def scraper(services: Services, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
     errors.install(app)
     app.add_middleware(Boundary)
-    instrument_api(app, services, create(None, "test", 60))
+    instrument_api(app, services, telemetry)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield Scraper(client)
 

@@ -19,7 +19,14 @@ from temporalio.worker import Worker
 
 from api.boundary import Boundary
 from domain.clock import utc_now
-from observability import count_log_bytes, current_trace_context, instrument_api, setup, use_trace_context
+from observability import (
+    count_log_bytes,
+    current_trace_context,
+    http_telemetry,
+    instrument_api,
+    setup,
+    use_trace_context,
+)
 from observability.activities import ActivityLogContext
 from settings import Settings
 from store.db import Database
@@ -41,7 +48,7 @@ class Services:
 async def main() -> None:
     settings = Settings()
     telemetry = setup(settings, "headrace-test")
-    app = FastAPI()
+    app = FastAPI(telemetry=http_telemetry(telemetry))
     stored: dict[str, str] = {}
 
     @app.post("/api/v1/compute/jobs/{job_id}/start")
@@ -50,7 +57,7 @@ async def main() -> None:
         stored.update(current_trace_context())
 
     app.add_middleware(Boundary)
-    instrument_api(app, Services(settings))
+    instrument_api(app, Services(settings), telemetry)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         await client.post(f"/api/v1/compute/jobs/{JOB_ID}/start", headers={"X-Request-Id": "req_1"})
