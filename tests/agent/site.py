@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import uvicorn
-from sqlmodel import Session, select
+from sqlalchemy import delete
+from sqlmodel import Session, col, select
 
 from agent.script import agent_script
 from api.agent import create_agent_app
@@ -29,7 +30,7 @@ from store.db import Database
 from store.lifecycle import request_termination
 from store.logs.blobs import open_blob_store
 from store.logs.store import Ack, LogLine, LogStore
-from store.tables import Instance, Job, JobEvent
+from store.tables import Instance, Job, JobEvent, LogStream
 from store.vault import Vault
 from tests.support.factory import Factory
 
@@ -71,7 +72,7 @@ class Attempt:
         return await self.site.services.db.read(lambda s: s.get_one(Job, self.job.id))
 
     async def events(self) -> list[JobEvent]:
-        query = select(JobEvent).where(JobEvent.job_id == self.job.id).order_by(JobEvent.seq)  # type: ignore[arg-type]
+        query = select(JobEvent).where(JobEvent.job_id == self.job.id).order_by(col(JobEvent.seq))
         return await self.site.services.db.read(lambda s: list(s.exec(query).all()))
 
     def output(self, stream: str = "stdout") -> bytes:
@@ -184,6 +185,13 @@ class Site:
 
     async def script_job(self, script: str, **options: Any) -> Attempt:
         return await self.launch(Workload(script=script), **options)
+
+    async def forget_output(self, attempt: Attempt) -> None:
+        """As a database that was restored from before the first byte."""
+        await self.services.db.write(
+            lambda session: session.execute(delete(LogStream).where(col(LogStream.instance_id) == attempt.instance.id))
+        )
+        self.logs.accepted.clear()
 
     async def close(self) -> None:
         for agent in self._agents:
