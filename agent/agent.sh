@@ -450,6 +450,16 @@ hr_next_event() { # time-out in seconds -> hr_event, its words
   hr_event=($line)
 }
 
+hr_next_event() { # time-out in seconds -> hr_event, its words
+  local first rest
+  # A read that times out in the middle of a line, or right behind it, cannot tell which: it may only wait for one byte.
+  # Lines are written whole, so the rest is there.
+  read -r -t "$1" -N 1 -u 8 first
+  [[ -n $first ]] || return
+  read -r -u 8 rest
+  hr_event=($first$rest)
+}
+
 hr_follow() { # until the end is acknowledged
   local event first second third
   declare -A hr_first=([stdout]=0 [stderr]=0) hr_next=([stdout]=0 [stderr]=0) hr_start=([stdout]=0 [stderr]=0)
