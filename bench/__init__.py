@@ -1,0 +1,1 @@
+"""What Headrace costs and how fast it is: `python -m bench`."""
