@@ -23,8 +23,8 @@ SHA = "sha256:" + "0123456789abcdef" * 4
         ("host:5005/org/app:v1", "host:5005", "org/app", "v1", None),
         ("host:5005", None, "host", "5005", None),
         (f"name:tag@{SHA}", None, "name", "tag", SHA),
-        (f"quay.io/org/app@{SHA}", "quay.io", "org/app", None, SHA),
-        (f"quay.io/org/app:1@{SHA}", "quay.io", "org/app", "1", SHA),
+        (f"images.test/org/app@{SHA}", "images.test", "org/app", None, SHA),
+        (f"images.test/org/app:1@{SHA}", "images.test", "org/app", "1", SHA),
         ("localhost/x", "localhost", "x", None, None),
         ("localhost:80/x:y", "localhost:80", "x", "y", None),
         ("localhost", None, "localhost", None, None),
@@ -55,11 +55,11 @@ def test_a_reference_is_split_by_the_grammar(
     ("text", "message"),
     [
         ("", "is empty"),
-        ("https://quay.io/org/app", "scheme"),
+        ("https://images.test/org/app", "scheme"),
         ("docker://app", "scheme"),
         ("Org", "upper-case"),
         ("org/App", "upper-case"),
-        ("quay.io/Org/app", "upper-case"),
+        ("images.test/Org/app", "upper-case"),
         ("app ", "without spaces"),
         (" app", "without spaces"),
         ("app\n", "printable"),
@@ -77,7 +77,7 @@ def test_a_reference_is_split_by_the_grammar(
         ("app@" + SHA.upper(), "digest"),
         (f"app@{SHA}@{SHA}", "digest"),
         (f"app@{SHA}:tag", "digest"),
-        ("user:password@quay.io/app", "digest"),
+        ("user:password@images.test/app", "digest"),
         ("/app", "path"),
         ("app/", "path"),
         ("a//b", "path"),
@@ -99,7 +99,7 @@ def test_a_reference_is_split_by_the_grammar(
         ("[::1/app", "host"),
         ("[fe80::1%eth0]/app", "host"),
         ("::1/app", "host"),
-        ("quay.io/", "path"),
+        ("images.test/", "path"),
         ("0123456789abcdef" * 4, "image id"),
     ],
 )
@@ -111,7 +111,7 @@ def test_what_is_no_reference_is_refused_with_its_field(text: str, message: str)
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("a" * 256, 255), ("quay.io/" + "a" * 250, 255), ("a:" + "t" * 129, 128), ("A-" * 4_000_000, 520)],
+    [("a" * 256, 255), ("images.test/" + "a" * 250, 255), ("a:" + "t" * 129, 128), ("A-" * 4_000_000, 520)],
 )
 def test_what_is_too_long_names_the_limit(text: str, limit: int) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -121,7 +121,7 @@ def test_what_is_too_long_names_the_limit(text: str, limit: int) -> None:
 
 def test_a_pasted_password_is_not_repeated() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        parse("https://me:hunter2@quay.io/app")
+        parse("https://me:hunter2@images.test/app")
     assert "hunter2" not in refused.value.message
 
 
