@@ -32,10 +32,9 @@ from activities.housekeeping import HousekeepingActivities
 from activities.provision import ProvisionActivities
 from activities.reconcile import ReconcileActivities
 from activities.record import RecordActivities
-from activities.recovery import sweep_forever
+from activities.recovery import sweep
 from activities.stream_logs import StreamActivities
 from domain.clock import utc_now
-from domain.ids import new_id
 from observability.activities import ActivityLogContext
 from providers.base import Provider, ProviderContext
 from providers.registry import Providers
@@ -57,6 +56,7 @@ log = structlog.get_logger()
 WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping)
 
 _BEAT_SECONDS = 2.0
+_RETRY_SECONDS = 5.0
 _SHUTDOWN = timedelta(seconds=10)
 
 
@@ -151,10 +151,13 @@ async def _work(settings: Settings) -> None:
         client = await _connect_patiently(settings, context.vault, stop)
         if client is None:
             return
+        await _verify(context)
         background = [
-            asyncio.create_task(_beat(context)),
-            asyncio.create_task(sweep_forever(context, client)),
-            asyncio.create_task(_keep_schedules(client, context)),
+            asyncio.create_task(_again_and_again("beat", lambda: _beat(context), _BEAT_SECONDS)),
+            asyncio.create_task(
+                _again_and_again("recover", lambda: sweep(context, client), settings.recover_interval_seconds)
+            ),
+            asyncio.create_task(_until_done("schedules", lambda: _keep_schedules(client, context))),
         ]
         try:
             async with build_worker(client, context):
@@ -180,13 +183,40 @@ async def _connect_patiently(settings: Settings, vault: Vault, stop: asyncio.Eve
     return None
 
 
-async def _beat(context: Context) -> None:
-    """The lease by which `/readyz` and the sweeps know that a worker is there."""
-    lease = new_id("worker")
+async def _verify(context: Context) -> None:
+    """Says at the start what each connection is good for; one that is not may become so, so nothing ends here."""
+    for connection_id, provider in context.providers.by_connection.items():
+        report = await provider.verify()
+        note = log.info if report.status == "ok" else log.warning
+        note("connection_verified", connection=connection_id, status=report.status, message=report.message)
+
+
+async def _again_and_again(name: str, step: Callable[[], Awaitable[object]], pause_seconds: float) -> None:
+    """A background duty: one failure of it is logged, and does not end it."""
     while True:
-        now = context.clock()
-        await context.db.write(lambda session, now=now: liveness.beat(session, lease, liveness.WORKER, now))  # type: ignore[misc]
-        await asyncio.sleep(_BEAT_SECONDS)
+        try:
+            await step()
+        except Exception:
+            log.exception("background_step_failed", duty=name)
+        await asyncio.sleep(pause_seconds)
+
+
+async def _until_done(name: str, step: Callable[[], Awaitable[object]]) -> None:
+    """A duty of the start: tried until it succeeds once."""
+    while True:
+        try:
+            await step()
+        except Exception:
+            log.exception("background_step_failed", duty=name)
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return
+
+
+async def _beat(context: Context) -> None:
+    """Extends the lease by which `/readyz` knows that a worker is there."""
+    now = context.clock()
+    await context.db.write(lambda session: liveness.beat(session, context.lease_id, liveness.WORKER, now))
 
 
 async def _keep_schedules(client: Client, context: Context) -> None:

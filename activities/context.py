@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 
 from agent.script import agent_script
 from domain.clock import Clock
-from domain.ids import AttemptId
+from domain.ids import AttemptId, new_id
 from providers.registry import Providers
 from settings import Settings
 from store.db import Database
@@ -40,6 +40,7 @@ class Context:
     clock: Clock
     providers: Providers
     owner_id: str
+    lease_id: str = field(default_factory=lambda: new_id("worker"))
     in_flight: dict[str, "asyncio.Task[object]"] = field(default_factory=dict)
     """Provider calls under way in this process, by attempt: a deletion ends them first, so that nothing appears
     behind its back."""

@@ -1,6 +1,5 @@
 """Finds jobs whose row should have a workflow and has none, and starts `Recover` for them."""
 
-import asyncio
 from datetime import timedelta
 
 from sqlmodel import Session, col, select
@@ -16,16 +15,6 @@ from workflows.contract import RECOVER, JobInput, recover_id
 
 _SETTLING = timedelta(seconds=5)
 _BATCH = 500
-
-
-async def sweep_forever(context: Context, client: Client) -> None:
-    """Looks for lost workflows again and again, at the settings' interval."""
-    while True:
-        try:
-            await sweep(context, client)
-        except RPCError as error:
-            log.warning("recover_sweep_failed", error=error.message)
-        await asyncio.sleep(context.settings.recover_interval_seconds)
 
 
 async def sweep(context: Context, client: Client) -> list[str]:
