@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 from sqlmodel import select
+from temporalio.testing import ActivityEnvironment
 
 from activities.reconcile import ReconcileActivities
 from domain.states import JobState
@@ -14,7 +15,7 @@ async def _reprice(plane: ControlPlane, job_id: str, usd_per_hour: str) -> None:
     assert plane.cloud is not None
     assert plane.context is not None
     await plane.cloud.set_price((await plane.attempts(job_id))[0].id, usd_per_hour)
-    await ReconcileActivities(plane.context).reconcile_connection("fake")
+    await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "fake")
 
 
 async def test_a_new_price_is_appended_and_the_old_one_stands(plane: ControlPlane) -> None:

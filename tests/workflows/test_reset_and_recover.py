@@ -7,6 +7,7 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import EventType, ResetReapplyType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowHandle
+from temporalio.testing import ActivityEnvironment
 
 from activities.reconcile import ReconcileActivities
 from activities.recovery import sweep
@@ -148,7 +149,7 @@ async def test_a_machine_that_no_row_explains_is_deleted_by_the_reconciler(plane
 
     await plane.services.db.write(forget)
 
-    await ReconcileActivities(plane.context).reconcile_connection("fake")
+    await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "fake")
 
     alive = {machine["attempt"] for machine in await plane.cloud.alive()}
     assert orphan.id not in alive
