@@ -25,7 +25,7 @@ _CREDENTIALS = (
     # The password of a URL.
     (re.compile(r"(://[^/\s:@\"]*):[^/\s@\"]+@"), rf"\1:{MASK}@"),
 )
-_QUIET = ("asyncio", "botocore", "httpcore", "httpx", "opentelemetry", "urllib3")
+_QUIET = ("alembic", "asyncio", "botocore", "httpcore", "httpx", "opentelemetry", "urllib3")
 
 
 def redact(text: str) -> str:
