@@ -73,6 +73,10 @@ class Contacts:
             for entry in followed:
                 self._begin_beat(entry, now)
 
+    async def settled(self) -> None:
+        """Waits for the heartbeats that are under way."""
+        await asyncio.gather(*self._beats)
+
     def _refresh(self, now: datetime) -> None:
         """Held polls are contact now; agents that were silent for long are forgotten."""
         forget_before = now - self._interval - timedelta(seconds=self._services.settings.contact_timeout_seconds)

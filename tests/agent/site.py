@@ -142,11 +142,13 @@ class Site:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server = None
 
-    def attempt(self, workload: Workload | None = None, **columns: Any) -> Attempt:
+    def attempt(self, workload: Workload, *, ssh_public_key: str | None = None) -> Attempt:
         """A job that is being provisioned, and its attempt."""
         job = self.factory.job(JobState.PROVISIONING, workload=workload)
-        defaults: dict[str, Any] = {"handle": {"provider_id": "x", "resource_type": "container"}}
-        return Attempt(self, job, self.factory.instance(job, **(defaults | columns)))
+        if ssh_public_key is not None:
+            job.spec = job.spec | {"ssh_public_key": ssh_public_key}
+            job = self.services.db.run_write(lambda session: session.merge(job))
+        return Attempt(self, job, self.factory.instance(job, handle={"provider_id": "x", "resource_type": "container"}))
 
     async def launch(
         self,
@@ -156,9 +158,10 @@ class Site:
         socket: Path | None = None,
         under: Sequence[str] = (),
         by_text: bool = False,
+        ssh_public_key: str | None = None,
     ) -> Attempt:
         """Starts an agent; `under` is a command that runs it, such as bwrap's."""
-        attempt = self.attempt(workload)
+        attempt = self.attempt(workload, ssh_public_key=ssh_public_key)
         command = ["bash", "-c", agent_script()] if by_text else ["bash", str(self.script)]
         variables = {
             "PATH": os.environ["PATH"],
@@ -192,6 +195,11 @@ class Site:
             lambda session: session.execute(delete(LogStream).where(col(LogStream.instance_id) == attempt.instance.id))
         )
         self.logs.accepted.clear()
+
+    def kill(self, attempt: Attempt) -> None:
+        """As a machine that loses its power: the agent and all that it runs."""
+        assert attempt.process is not None
+        _kill_session(attempt.process.pid)
 
     async def close(self) -> None:
         for agent in self._agents:
