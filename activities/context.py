@@ -67,13 +67,14 @@ class Context:
         return SecretStr(self.vault.bootstrap_token(attempt_id))
 
 
-def fenced_job(session: Session, job_id: str, token: int) -> Job:
-    """The job's row, if the run that holds `token` is still the one that may write.
+def fenced_job(session: Session, job_id: str, token: int, *, lock: bool = True) -> Job:
+    """The job's row, if the run that holds `token` is still the one that may write. Locked until the transaction ends;
+    `lock=False` is for reads: a snapshot that locks fails on PostgreSQL as soon as the row has changed since.
 
     Raises:
         ApplicationError: `fenced`, not retryable: another run has claimed the job.
     """
-    job = session.get(Job, job_id, with_for_update=True)
+    job = session.get(Job, job_id, with_for_update=lock)
     if job is None:
         raise ApplicationError(f"no job {job_id}", type=FailureType.FENCED, non_retryable=True)
     if job.run_token != token:

@@ -42,7 +42,7 @@ class ProvisionActivities:
             await self._await_start(request, instance)
 
     def _rows(self, session: Session, request: AttemptInput) -> tuple[Job, Instance]:
-        job = fenced_job(session, request.job_id, request.token)
+        job = fenced_job(session, request.job_id, request.token, lock=False)
         instance = attempts.peek(session, request.attempt_id)
         _refuse_when_stopped(job, instance)
         return job, instance
