@@ -47,6 +47,10 @@ ARGUMENT, SUMMARY, DETAILS, FAILURE = (
 )
 
 
+# A loaded machine takes its time to render.
+expect.set_options(timeout=30_000)
+
+
 @dataclass
 class Stack:
     client: Client
