@@ -1,4 +1,8 @@
-"""`reconcile_connection`: what a provider has, against the rows. Unknown instances with our owner id are deleted."""
+"""`reconcile_connection`: what a provider has, against the rows.
+
+Instances with our owner id that no row explains are deleted: no open attempt has them, or it has another instance, as
+after two creates of which only one answer was written down.
+"""
 
 from datetime import timedelta
 
@@ -57,15 +61,12 @@ class ReconcileActivities:
         """Remembers when each unexplained instance was first seen; those seen for the grace are due."""
         now = self._context.clock()
         grace = timedelta(seconds=self._context.settings.orphan_grace_seconds)
-        known = set(
-            session.exec(
-                select(Instance.id).where(
-                    col(Instance.id).in_([v.attempt_id for v in views if v.attempt_id]),
-                    col(Instance.confirmed_absent_at).is_(None),
-                )
-            ).all()
+        open_attempts = select(Instance).where(
+            col(Instance.id).in_([v.attempt_id for v in views if v.attempt_id]),
+            col(Instance.confirmed_absent_at).is_(None),
         )
-        unexplained = {v.handle.provider_id: v for v in views if v.attempt_id not in known}
+        known = {instance.id: instance for instance in session.exec(open_attempts).all()}
+        unexplained = {v.handle.provider_id: v for v in views if not _explains(known.get(v.attempt_id or ""), v)}
         sightings = {
             s.provider_id: s
             for s in session.exec(select(OrphanSighting).where(OrphanSighting.connection_id == connection_id)).all()
@@ -81,3 +82,10 @@ class ReconcileActivities:
             if (grace <= timedelta(0))
             or (provider_id in sightings and now - sightings[provider_id].first_seen_at >= grace)
         ]
+
+
+def _explains(attempt: Instance | None, view: InstanceView) -> bool:
+    """Whether the instance is the open attempt's. One without a handle may get any: its create is under way."""
+    if attempt is None:
+        return False
+    return attempt.handle is None or attempt.handle["provider_id"] == view.handle.provider_id

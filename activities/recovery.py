@@ -1,7 +1,12 @@
-"""Finds jobs whose row should have a workflow and has none, and starts `Recover` for them."""
+"""Finds rows that should have a workflow and have none: `Recover` is started for jobs, `Deallocation` for attempts.
+
+A workflow may be terminated from outside, be past its retention, or be gone with Temporal's database. What a job or an
+attempt still costs then must end all the same.
+"""
 
 from datetime import timedelta
 
+from sqlalchemy import or_
 from sqlmodel import Session, col, select
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDReusePolicy
@@ -10,27 +15,47 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.context import Context, log
 from domain.states import TERMINAL
-from store.tables import Job
-from workflows.contract import RECOVER, JobInput, recover_id
+from store.tables import Instance, Job
+from workflows.contract import (
+    COMPUTE_JOB,
+    DEALLOCATION,
+    RECOVER,
+    DeallocationInput,
+    JobInput,
+    deallocation_id,
+    recover_id,
+)
 
 _SETTLING = timedelta(seconds=5)
+_DELETION_SETTLING = timedelta(seconds=30)
+"""By then the workflow that ends an attempt has started its deletion, unless no worker runs."""
 _BATCH = 500
 
 
 async def sweep(context: Context, client: Client) -> list[str]:
-    """One look; answers the jobs for which `Recover` was started. Only rows marked started are looked at: a start that
-    was never delivered is the dispatcher's."""
+    """One look; answers the jobs for which `Recover` was started, and the attempts whose deletion was started anew.
+
+    Only jobs marked started are looked at: a start that was never delivered is the dispatcher's.
+    """
+    return await _recover_jobs(context, client) + await _resume_deletions(context, client)
+
+
+async def _recover_jobs(context: Context, client: Client) -> list[str]:
     suspects = await context.db.read(lambda session: _started_and_open(session, context))
-    running = {execution.id async for execution in client.list_workflows(_RUNNING)}
     recovered = []
-    for job_id in suspects:
-        if job_id not in running and await _is_over(client, job_id):
-            await _recover(client, context, job_id)
-            recovered.append(job_id)
+    for job_id in await _without_workflow(client, COMPUTE_JOB, {job_id: job_id for job_id in suspects}):
+        await _recover(client, context, job_id)
+        recovered.append(job_id)
     return recovered
 
 
-_RUNNING = "WorkflowType = 'ComputeJob' AND ExecutionStatus = 'Running'"
+async def _resume_deletions(context: Context, client: Client) -> list[str]:
+    suspects = {row.id: row for row in await context.db.read(lambda session: _ended_and_not_gone(session, context))}
+    resumed = []
+    for attempt_id in await _without_workflow(client, DEALLOCATION, {deallocation_id(each): each for each in suspects}):
+        await _delete(client, context, suspects[attempt_id])
+        resumed.append(attempt_id)
+    return resumed
 
 
 def _started_and_open(session: Session, context: Context) -> list[str]:
@@ -42,10 +67,33 @@ def _started_and_open(session: Session, context: Context) -> list[str]:
     return list(session.exec(query.order_by(col(Job.created_at)).limit(_BATCH)).all())
 
 
-async def _is_over(client: Client, job_id: str) -> bool:
-    """Visibility lags, so the workflow itself is asked."""
+def _ended_and_not_gone(session: Session, context: Context) -> list[Instance]:
+    """Attempts that were given up, or whose job is over, and that their provider may still have."""
+    long_ago = context.clock() - _DELETION_SETTLING
+    query = (
+        select(Instance)
+        .join(Job, col(Job.id) == col(Instance.job_id))
+        .where(
+            col(Instance.confirmed_absent_at).is_(None),
+            or_(col(Instance.terminal_at) < long_ago, col(Job.terminal_at) < long_ago),
+        )
+    )
+    return list(session.exec(query.order_by(col(Instance.created_at)).limit(_BATCH)).all())
+
+
+async def _without_workflow(client: Client, workflow: str, rows: dict[str, str]) -> list[str]:
+    """Of the rows, by their workflow's id, those whose workflow does not run."""
+    if not rows:
+        return []
+    query = f"WorkflowType = '{workflow}' AND ExecutionStatus = 'Running'"
+    running = {execution.id async for execution in client.list_workflows(query)}
+    # Visibility lags, so the workflow itself is asked.
+    return [row for key, row in rows.items() if key not in running and await _is_over(client, key)]
+
+
+async def _is_over(client: Client, workflow_id: str) -> bool:
     try:
-        description = await client.get_workflow_handle(job_id).describe()
+        description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return True
@@ -55,11 +103,21 @@ async def _is_over(client: Client, job_id: str) -> bool:
 
 async def _recover(client: Client, context: Context, job_id: str) -> None:
     log.error("workflow_lost", job_id=job_id)
+    await _start(client, context, RECOVER, JobInput(job_id), recover_id(job_id))
+
+
+async def _delete(client: Client, context: Context, attempt: Instance) -> None:
+    log.error("deletion_lost", job_id=attempt.job_id, attempt_id=attempt.id)
+    deletion = DeallocationInput(attempt.job_id, attempt.id, activity_timeout=context.settings.activity_timeout_seconds)
+    await _start(client, context, DEALLOCATION, deletion, deallocation_id(attempt.id))
+
+
+async def _start(client: Client, context: Context, workflow: str, argument: object, workflow_id: str) -> None:
     try:
         await client.start_workflow(
-            RECOVER,
-            JobInput(job_id),
-            id=recover_id(job_id),
+            workflow,
+            argument,
+            id=workflow_id,
             task_queue=context.settings.task_queue,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         )

@@ -1,6 +1,8 @@
 """What operators and accidents do to workflows: resets, terminations from outside, orphans, long histories."""
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 
 from sqlmodel import Session
 from temporalio.api.common.v1 import WorkflowExecution
@@ -9,12 +11,16 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowHandle
 from temporalio.testing import ActivityEnvironment
 
+from activities.instances import instance_spec
 from activities.reconcile import ReconcileActivities
 from activities.recovery import sweep
+from domain.offers import Offer
 from domain.states import JobState
+from providers.base import Handle, ProviderState
+from providers.fake.faults import Answer, Operation
 from store.tables import Job
 from tests.support.control_plane import ControlPlane, until
-from workflows.contract import TerminateSignal
+from workflows.contract import TerminateSignal, deallocation_id
 
 
 async def _reset(plane: ControlPlane, job_id: str, after_activities: int, run_id: str | None = None) -> None:
@@ -113,6 +119,25 @@ async def test_a_workflow_that_was_terminated_from_outside_is_recovered(plane: C
     assert await plane.cloud.alive() == []
 
 
+async def test_a_deletion_that_was_terminated_from_outside_is_started_again(plane: ControlPlane) -> None:
+    """The job is long over, so nobody else would ask for its machine's end."""
+    assert plane.cloud is not None
+    await plane.cloud.fault(Operation.DELETE, Answer.INTERNAL, times=None)
+    job_id = await plane.fake()
+    await plane.until_terminal(job_id)
+    attempt = (await plane.attempts(job_id))[0]
+    await plane.temporal.get_workflow_handle(deallocation_id(attempt.id)).terminate("an operator did this")
+    await plane.cloud.clear_faults()
+    assert plane.context is not None
+    assert await sweep(plane.context, plane.temporal) == [], "it is too early to say that nobody deletes it"
+
+    later = replace(plane.context, clock=lambda: plane.services.clock() + timedelta(minutes=1))
+    assert await sweep(later, plane.temporal) == [attempt.id]
+
+    await plane.until_gone(job_id)
+    assert await plane.cloud.alive() == []
+
+
 async def test_the_sweep_leaves_running_workflows_and_undelivered_starts_alone(plane: ControlPlane) -> None:
     running = await plane.fake(run_seconds=60)
     await plane.until_state(running, JobState.RUNNING)
@@ -157,6 +182,36 @@ async def test_a_machine_that_no_row_explains_is_deleted_by_the_reconciler(plane
     for each in (job_id, orphan_job):
         await plane.terminate(each)
         await plane.until_terminal(each)
+    await plane.until_gone(job_id)
+
+
+async def test_a_second_machine_of_an_attempt_is_deleted_by_the_reconciler(plane: ControlPlane) -> None:
+    """Two creates of one attempt worked, by two workers: the row knows the machine of one of them."""
+    job_id = await plane.fake(run_seconds=60)
+    await plane.until_state(job_id, JobState.RUNNING)
+    assert plane.cloud is not None
+    assert plane.context is not None
+    attempt = (await plane.attempts(job_id))[0]
+    assert attempt.handle is not None
+    offer, provider = Offer.model_validate(attempt.offer), plane.context.providers.of("fake")
+    job = await plane.services.db.read(lambda session: session.get_one(Job, job_id))
+    await plane.cloud.hide(attempt.handle["provider_id"], calls=1, operations=[Operation.FIND])
+    await provider.create(instance_spec(plane.context, job, attempt), offer)
+    assert len(await plane.cloud.alive()) == 2
+
+    await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "fake")
+
+    async def one_is_left() -> bool:
+        assert plane.cloud is not None
+        return len(await plane.cloud.alive()) == 1
+
+    await until(one_is_left)
+    assert await plane.state(job_id) is JobState.RUNNING
+    view = await provider.get(Handle.model_validate(attempt.handle))
+    assert view is not None
+    assert view.state is ProviderState.RUNNING
+    await plane.terminate(job_id)
+    await plane.until_terminal(job_id)
     await plane.until_gone(job_id)
 
 
