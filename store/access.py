@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import update
+from sqlalchemy import bindparam, update
+from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
 from domain.errors import Conflict, InvalidRequest, NotFound
@@ -16,6 +17,20 @@ from store.vault import hash_token
 DEFAULT_PROJECT = "default"
 KEY_PREFIX = "hr_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+# Every request asks this, so it is built once.
+_KEY_BY_HASH = (
+    select_columns(
+        col(ApiKey.id),
+        col(ApiKey.org_id),
+        col(Organization.enabled),
+        col(ApiKey.owner),
+        col(ApiKey.role),
+        col(ApiKey.project_id),
+    )
+    .join_from(ApiKey, Organization, col(Organization.id) == col(ApiKey.org_id))
+    .where(col(ApiKey.key_hash) == bindparam("wanted_hash"), col(ApiKey.revoked_at).is_(None))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +58,10 @@ def authenticate(session: Session, token: str) -> Principal | None:
     """Who the bearer token belongs to; None for one that is unknown or revoked."""
     if not token.startswith(KEY_PREFIX):
         return None
-    row = session.exec(
-        select(ApiKey, Organization.enabled)
-        .join(Organization, col(Organization.id) == col(ApiKey.org_id))
-        .where(ApiKey.key_hash == hash_token(token), col(ApiKey.revoked_at).is_(None))
-    ).one_or_none()
+    row = session.connection().execute(_KEY_BY_HASH, {"wanted_hash": hash_token(token)}).one_or_none()
     if row is None:
         return None
-    key, enabled = row
-    return Principal(key.id, OrgId(key.org_id), enabled, key.owner, Role(key.role), key.project_id)
+    return Principal(row.id, OrgId(row.org_id), row.enabled, row.owner, Role(row.role), row.project_id)
 
 
 def create_organization(session: Session, name: str, now: datetime, *, enabled: bool = False) -> Organization:

@@ -1,29 +1,27 @@
 """Jobs as the API creates and reads them. Everything here runs inside `Database.read` or `Database.write`.
 
-Reads select columns, not objects, and never the sealed ones: a page of jobs takes a fixed number of queries.
+A page of jobs takes a fixed number of queries, whatever it holds.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, literal, tuple_
-from sqlalchemy import select as select_columns
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlmodel import Session, SQLModel, col
+from sqlalchemy import Executable
+from sqlmodel import Session, col, select
 
 from domain.errors import Conflict, Forbidden, InvalidRequest
-from domain.ids import JobId
+from domain.ids import JobId, new_id
 from domain.money import PriceInterval, UsdPerHour
 from domain.states import EventType, JobState
 from store import inbox
+from store import job_statements as statements
 from store.access import DEFAULT_PROJECT, Principal
-from store.columns import UtcDateTime
 from store.db import publish
-from store.tables import IdempotencyKey, Instance, Job, JobEvent, PriceRecord, Project
-from store.transitions import record
+from store.job_records import AttemptRecord, EventRecord, JobRecord
+from store.tables import Job, Project
 from store.vault import Vault
 
 CREATE_JOB = "create_job"
@@ -58,74 +56,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """`replayed`: an equal request had made the job before."""
+    """`replayed`: an equal request had made the job before; the job is as it is now."""
 
-    job_id: str
+    job: JobRecord
     replayed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptRecord:
-    """An instance row as it is shown, with its price intervals in order."""
-
-    id: str
-    job_id: str
-    number: int
-    rank: int
-    provider: str
-    offer: dict[str, Any]
-    handle: dict[str, Any] | None
-    state: str
-    reason_code: str | None
-    reason_message: str | None
-    endpoints: list[dict[str, Any]] | None
-    created_at: datetime
-    allocated_at: datetime | None
-    started_at: datetime | None
-    draining_at: datetime | None
-    terminal_at: datetime | None
-    confirmed_absent_at: datetime | None
-    exit_report: dict[str, Any] | None
-    prices: tuple[PriceInterval, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """A job row as it is shown, with its project's name and its attempts in order."""
-
-    id: str
-    name: str | None
-    kind: str
-    labels: dict[str, str] | None
-    spec: dict[str, Any]
-    state: str
-    reason_code: str | None
-    reason_message: str | None
-    reason_details: dict[str, Any] | None
-    exit_code: int | None
-    created_at: datetime
-    allocated_at: datetime | None
-    started_at: datetime | None
-    terminal_at: datetime | None
-    project: str | None
-    attempts: tuple[AttemptRecord, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EventRecord:
-    seq: int
-    id: str
-    type: str
-    data: dict[str, Any]
-    at: datetime
-
-
-_JOB_COLUMNS = [
-    *(getattr(Job, f.name) for f in fields(JobRecord) if f.name not in {"project", "attempts"}),
-    col(Project.name).label("project"),
-]
-_ATTEMPT_COLUMNS = [getattr(Instance, f.name) for f in fields(AttemptRecord) if f.name != "prices"]
-_EVENT_COLUMNS = [getattr(JobEvent, f.name) for f in fields(EventRecord)]
 
 
 def create(session: Session, principal: Principal, new: NewJob, claim: IdempotencyClaim, now: datetime) -> Created:
@@ -138,52 +72,94 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
     """
     known = _claim(session, principal, new.id, claim, now)
     if known is not None:
-        return Created(known, replayed=True)
+        job = find(session, principal, known)
+        if job is None:
+            raise Forbidden("this Idempotency-Key was used by a key of another project")
+        return Created(job, replayed=True)
     if not principal.org_enabled:
         raise Forbidden("this organization is not enabled for compute: ask an administrator", code="tenant_disabled")
-    session.add(
-        Job(
-            id=new.id,
-            org_id=principal.org_id,
-            project_id=_project_id(session, principal, new.project),
-            key_id=principal.key_id,
-            on_behalf_of=new.on_behalf_of,
-            name=new.name,
-            kind=new.kind,
-            labels=new.labels,
-            spec=new.spec,
-            workload_sealed=new.workload_sealed,
-            registry_sealed=new.registry_sealed,
-            trace_context=new.trace_context,
-            state=JobState.REQUESTED.value,
-            created_at=now,
-        )
-    )
+    project_id, project = _project(session, principal, new.project)
+    values = {
+        "id": new.id,
+        "org_id": principal.org_id,
+        "project_id": project_id,
+        "key_id": principal.key_id,
+        "on_behalf_of": new.on_behalf_of,
+        "name": new.name,
+        "kind": new.kind,
+        "labels": new.labels,
+        "spec": new.spec,
+        "workload_sealed": new.workload_sealed,
+        "registry_sealed": new.registry_sealed,
+        "trace_context": new.trace_context,
+        "state": JobState.REQUESTED.value,
+        "created_at": now,
+        "run_token": 0,
+    }
+    session.connection().execute(statements.INSERT_JOB, values)
     data = {"owner": principal.owner, **({"on_behalf_of": new.on_behalf_of} if new.on_behalf_of else {})}
-    record(session, new.id, EventType.JOB_CREATED, "created", now, data)
-    inbox.put(session, new.id, inbox.START, now)
+    # A new job has no event and no input yet: there is nothing to compare these with, as `record` and `put` would.
+    event = {
+        "id": new_id("evt"),
+        "job_id": new.id,
+        "transition_id": "created",
+        "type": EventType.JOB_CREATED.value,
+        "data": data,
+        "at": now,
+    }
+    start = {
+        "job_id": new.id,
+        "kind": inbox.START,
+        "dedupe_key": inbox.START,
+        "payload": {},
+        "created_at": now,
+        "due_at": now,
+        "tries": 0,
+    }
+    session.connection().execute(statements.INSERT_EVENT, event)
+    session.connection().execute(statements.INSERT_INPUT, start)
+    publish(session, inbox.TOPIC)
     publish(session, "jobs")
-    return Created(new.id, replayed=False)
+    job = JobRecord(
+        id=new.id,
+        name=new.name,
+        kind=new.kind,
+        labels=new.labels,
+        spec=new.spec,
+        state=JobState.REQUESTED.value,
+        reason_code=None,
+        reason_message=None,
+        reason_details=None,
+        exit_code=None,
+        created_at=now,
+        allocated_at=None,
+        started_at=None,
+        terminal_at=None,
+        project=project,
+    )
+    return Created(job, replayed=False)
 
 
 def find(session: Session, principal: Principal, job_id: str) -> JobRecord | None:
     """The job as `principal` may see it; None when there is none, or it is another's."""
-    rows = session.execute(_select_jobs(principal).where(col(Job.id) == job_id)).all()
+    query = statements.job_by_id(of_project=principal.project_id is not None)
+    rows = _rows(session, query, **_scope(principal), job_id=job_id)
     return next(iter(_with_attempts(session, rows)), None)
 
 
 def visible(session: Session, principal: Principal, job_id: str) -> JobState | None:
     """The state of the job; None when there is none, or it is another's."""
-    query = select_columns(col(Job.state)).where(col(Job.id) == job_id, *_scope(principal))
-    state = session.execute(query).scalar_one_or_none()
-    return None if state is None else JobState(state)
+    query = statements.state_by_id(of_project=principal.project_id is not None)
+    rows = _rows(session, query, **_scope(principal), job_id=job_id)
+    return JobState(rows[0][0]) if rows else None
 
 
 def original(session: Session, principal: Principal, job_id: str) -> tuple[Job, str] | None:
     """The whole row of a job, sealed parts included, and its project's name; None as for `find`."""
-    query = select_columns(Job, col(Project.name)).join(Project, col(Project.id) == col(Job.project_id))
-    row = session.execute(query.where(col(Job.id) == job_id, *_scope(principal))).one_or_none()
-    return None if row is None else (row[0], row[1])
+    if visible(session, principal, job_id) is None:
+        return None
+    query = select(Job, Project.name).join(Project, col(Project.id) == col(Job.project_id)).where(Job.id == job_id)
+    return session.exec(query).one()
 
 
 def newest(
@@ -195,52 +171,47 @@ def newest(
     limit: int,
 ) -> list[JobRecord]:
     """Up to `limit` jobs, newest first, from the one that follows `before` (its creation and id)."""
-    query = _select_jobs(principal)
-    if state is not None:
-        query = query.where(col(Job.state) == state)
+    query = statements.newest_jobs(
+        of_project=principal.project_id is not None, with_state=state is not None, continued=before is not None
+    )
+    values: dict[str, Any] = {**_scope(principal), "state": state, "count": limit}
     if before is not None:
-        created_at, job_id = before
-        position = tuple_(literal(created_at, UtcDateTime), literal(job_id))
-        query = query.where(tuple_(col(Job.created_at), col(Job.id)) < position)
-    query = query.order_by(col(Job.created_at).desc(), col(Job.id).desc()).limit(limit)
-    return _with_attempts(session, session.execute(query).all())
+        values |= {"before_time": before[0], "before_id": before[1]}
+    return _with_attempts(session, _rows(session, query, **values))
 
 
 def count(session: Session, principal: Principal, *, state: str | None) -> int:
-    """How many jobs `newest` would list in all. Answered from an index alone, unless the key is a project's."""
-    conditions = _scope(principal)
-    if state is not None:
-        conditions.append(col(Job.state) == state)
-    return _count(session, Job, *conditions)
+    """How many jobs `newest` would list in all."""
+    query = statements.count_jobs(of_project=principal.project_id is not None, with_state=state is not None)
+    return int(_rows(session, query, **_scope(principal), state=state)[0][0])
 
 
 def attempts(
     session: Session, job_id: str, *, state: str | None, ascending: bool, after: int | None, limit: int
 ) -> list[AttemptRecord]:
     """Up to `limit` attempts of a job in order of their number, from the one that follows number `after`."""
-    query = select_columns(*_ATTEMPT_COLUMNS).where(col(Instance.job_id) == job_id)
-    if state is not None:
-        query = query.where(col(Instance.state) == state)
-    query = _keyset(query, col(Instance.number), ascending, after).limit(limit)
-    return _with_prices(session, session.execute(query).all())
+    query = statements.attempts_of_job(with_state=state is not None, ascending=ascending, continued=after is not None)
+    return _with_prices(session, _rows(session, query, job_id=job_id, state=state, after=after, count=limit))
 
 
 def count_attempts(session: Session, job_id: str, *, state: str | None) -> int:
-    conditions = [col(Instance.job_id) == job_id]
-    if state is not None:
-        conditions.append(col(Instance.state) == state)
-    return _count(session, Instance, *conditions)
+    query = statements.count_of_job(statements.INSTANCES, with_state=state is not None)
+    return int(_rows(session, query, job_id=job_id, state=state)[0][0])
 
 
 def events(session: Session, job_id: str, *, ascending: bool, after: int | None, limit: int) -> list[EventRecord]:
     """Up to `limit` events of a job in their order, from the one that follows `seq` `after`."""
-    query = select_columns(*_EVENT_COLUMNS).where(col(JobEvent.job_id) == job_id)
-    query = _keyset(query, col(JobEvent.seq), ascending, after).limit(limit)
-    return [EventRecord(*row) for row in session.execute(query).all()]
+    query = statements.events_of_job(ascending=ascending, continued=after is not None)
+    return [EventRecord(*row) for row in _rows(session, query, job_id=job_id, after=after, count=limit)]
 
 
 def count_events(session: Session, job_id: str) -> int:
-    return _count(session, JobEvent, col(JobEvent.job_id) == job_id)
+    return int(_rows(session, statements.count_of_job(statements.EVENTS), job_id=job_id)[0][0])
+
+
+def _rows(session: Session, query: Executable, **parameters: Any) -> Sequence[Any]:
+    """Runs a statement below the mapping of objects. Parameters that it does not name are ignored."""
+    return session.connection().execute(query, parameters).all()
 
 
 def _claim(session: Session, principal: Principal, job_id: str, claim: IdempotencyClaim, now: datetime) -> str | None:
@@ -248,26 +219,13 @@ def _claim(session: Session, principal: Principal, job_id: str, claim: Idempoten
 
     The insert waits for a concurrent one of the same key, so that exactly one of them makes a job.
     """
-    values = {
-        "org_id": principal.org_id,
-        "operation": claim.operation,
-        "key": claim.key,
-        "fingerprint": claim.vault.fingerprint(claim.canonical_body),
-        "resource_id": job_id,
-        "created_at": now,
-    }
-    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    insert = dialect.insert(IdempotencyKey).values(values).on_conflict_do_nothing().returning(col(IdempotencyKey.id))
-    if session.execute(insert).first() is not None:
+    key = {"org_id": principal.org_id, "operation": claim.operation, "key": claim.key}
+    fingerprint = claim.vault.fingerprint(claim.canonical_body)
+    insert = statements.claim_key(session.get_bind().dialect.name)
+    if _rows(session, insert, **key, fingerprint=fingerprint, resource_id=job_id, created_at=now):
         return None
-    resource_id, fingerprint = session.execute(
-        select_columns(col(IdempotencyKey.resource_id), col(IdempotencyKey.fingerprint)).where(
-            col(IdempotencyKey.org_id) == principal.org_id,
-            col(IdempotencyKey.operation) == claim.operation,
-            col(IdempotencyKey.key) == claim.key,
-        )
-    ).one()
-    if not claim.vault.matches(fingerprint, claim.canonical_body):
+    [(resource_id, known)] = _rows(session, statements.KNOWN_KEY, **key)
+    if not claim.vault.matches(known, claim.canonical_body):
         raise Conflict(
             "this Idempotency-Key was used for another request body; a new job needs a new key",
             code="idempotency_conflict",
@@ -275,71 +233,42 @@ def _claim(session: Session, principal: Principal, job_id: str, claim: Idempoten
     return str(resource_id)
 
 
-def _project_id(session: Session, principal: Principal, name: str | None) -> str:
-    """The id of the named project, or of the one that the key implies."""
+def _project(session: Session, principal: Principal, name: str | None) -> tuple[str, str]:
+    """The id and name of the named project, or of the one that the key implies."""
     if name is None and principal.project_id is not None:
-        return principal.project_id
-    query = select_columns(col(Project.id)).where(
-        col(Project.org_id) == principal.org_id, col(Project.name) == (name or DEFAULT_PROJECT)
-    )
-    project_id = session.execute(query).scalar_one_or_none()
-    if project_id is None:
+        found = _rows(session, statements.PROJECT_BY_ID, org_id=principal.org_id, id=principal.project_id)
+    else:
+        found = _rows(session, statements.PROJECT_BY_NAME, org_id=principal.org_id, name=name or DEFAULT_PROJECT)
+    if not found:
         raise InvalidRequest(f"project: this organization has no project {name!r}", field="project")
+    [(project_id, project)] = found
     if principal.project_id not in {None, project_id}:
         raise Forbidden("this API key belongs to another project")
-    return str(project_id)
+    return str(project_id), str(project)
 
 
-def _scope(principal: Principal) -> list[ColumnElement[bool]]:
-    """What a principal may see: its organization's jobs, or its project's."""
-    conditions: list[ColumnElement[bool]] = [col(Job.org_id) == principal.org_id]
-    if principal.project_id is not None:
-        conditions.append(col(Job.project_id) == principal.project_id)
-    return conditions
-
-
-def _select_jobs(principal: Principal) -> Any:
-    return (
-        select_columns(*_JOB_COLUMNS)
-        .join(Project, col(Project.id) == col(Job.project_id), isouter=True)
-        .where(*_scope(principal))
-    )
-
-
-def _count(session: Session, table: type[SQLModel], *conditions: ColumnElement[bool]) -> int:
-    counted: int = session.execute(select_columns(func.count()).select_from(table).where(*conditions)).scalar_one()
-    return counted
-
-
-def _keyset(query: Any, key: Any, ascending: bool, after: int | None) -> Any:
-    if after is not None:
-        query = query.where(key > after if ascending else key < after)
-    return query.order_by(key if ascending else key.desc())
+def _scope(principal: Principal) -> dict[str, Any]:
+    """The parameters of what a principal may see."""
+    return {"org_id": principal.org_id, "project_id": principal.project_id}
 
 
 def _with_attempts(session: Session, rows: Sequence[Any]) -> list[JobRecord]:
     if not rows:
         return []
-    query = (
-        select_columns(*_ATTEMPT_COLUMNS)
-        .where(col(Instance.job_id).in_([row.id for row in rows]))
-        .order_by(col(Instance.job_id), col(Instance.number))
-    )
+    found = _rows(session, statements.ATTEMPTS_OF_JOBS, job_ids=[row.id for row in rows])
     by_job: Mapping[str, list[AttemptRecord]] = defaultdict(list)
-    for attempt in _with_prices(session, session.execute(query).all()):
+    for attempt in _with_prices(session, found):
         by_job[attempt.job_id].append(attempt)
-    return [JobRecord(**row._mapping, attempts=tuple(by_job.get(row.id, ()))) for row in rows]
+    values: list[list[Any]] = [[*row, tuple(by_job.get(row[0], ()))] for row in rows]
+    return [JobRecord(*record) for record in values]
 
 
 def _with_prices(session: Session, rows: Sequence[Any]) -> list[AttemptRecord]:
     if not rows:
         return []
-    query = (
-        select_columns(col(PriceRecord.instance_id), col(PriceRecord.since), col(PriceRecord.usd_per_hour))
-        .where(col(PriceRecord.instance_id).in_([row.id for row in rows]))
-        .order_by(col(PriceRecord.instance_id), col(PriceRecord.since), col(PriceRecord.id))
-    )
+    found = _rows(session, statements.PRICES_OF_INSTANCES, instance_ids=[row.id for row in rows])
     by_instance: Mapping[str, list[PriceInterval]] = defaultdict(list)
-    for instance_id, since, usd_per_hour in session.execute(query).all():
+    for instance_id, since, usd_per_hour in found:
         by_instance[instance_id].append(PriceInterval(since, UsdPerHour(usd_per_hour)))
-    return [AttemptRecord(**row._mapping, prices=tuple(by_instance.get(row.id, ()))) for row in rows]
+    values: list[list[Any]] = [[*row, tuple(by_instance.get(row[0], ()))] for row in rows]
+    return [AttemptRecord(*record) for record in values]

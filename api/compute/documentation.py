@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from api.compute.schemas import ErrorEnvelope
-
 _MEANINGS = {
     400: "A header is missing, the body is no JSON, or the cursor is not of this list.",
     401: "No API key, or one that is unknown or revoked.",
@@ -18,8 +16,11 @@ _MEANINGS = {
 }
 
 
+# A reference, not a model: the framework would build a validator for every status of every operation. `api.docs` adds
+# the schema.
+_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorEnvelope"}}}
+
+
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The documented error answers of an operation: those of every one, and `statuses`."""
-    return {
-        status: {"model": ErrorEnvelope, "description": _MEANINGS[status]} for status in sorted({401, 503, *statuses})
-    }
+    return {status: {"description": _MEANINGS[status], "content": _CONTENT} for status in sorted({401, 503, *statuses})}

@@ -11,15 +11,16 @@ from sqlmodel import Session
 from api.auth import OnBehalfOf, Reader, ServicesOf
 from api.compute import render
 from api.compute.documentation import errors
-from api.compute.jobs import JobIdParameter, require_job_id
+from api.compute.jobs import JobIdParameter, no_job, require_job_id
 from api.compute.schemas import EventList, InstanceList, LogList
 from api.encoding import json_response
 from api.pagination import CursorParameter, Traversal, page
 from api.services import Services
-from domain.errors import InvalidRequest, NotFound
+from domain.errors import InvalidRequest
 from domain.states import JobState
 from store import jobs
 from store.access import Principal
+from store.job_records import AttemptRecord, EventRecord
 from store.logs.store import LogPage
 
 router = APIRouter(prefix="/jobs/{id}", tags=["Jobs"])
@@ -63,7 +64,7 @@ async def list_job_events(
     traversal = Traversal(services.vault, "events", principal.org_id, job_id, order)
     after = traversal.position(cursor)
 
-    def read(session: Session) -> tuple[list[jobs.EventRecord], int]:
+    def read(session: Session) -> tuple[list[EventRecord], int]:
         found = jobs.events(session, job_id, ascending=order == "asc", after=after, limit=limit + 1)
         return found, jobs.count_events(session, job_id)
 
@@ -89,7 +90,7 @@ async def list_job_instances(
     traversal = Traversal(services.vault, "instances", principal.org_id, job_id, state, order)
     after = traversal.position(cursor)
 
-    def read(session: Session) -> tuple[list[jobs.AttemptRecord], int]:
+    def read(session: Session) -> tuple[list[AttemptRecord], int]:
         found = jobs.attempts(session, job_id, state=state, ascending=order == "asc", after=after, limit=limit + 1)
         return found, jobs.count_attempts(session, job_id, state=state)
 
@@ -185,7 +186,7 @@ async def _read_of(
     def read(session: Session) -> tuple[JobState, T]:
         state = jobs.visible(session, principal, job_id)
         if state is None:
-            raise NotFound(f"no job {job_id!r}")
+            raise no_job(job_id)
         return state, query(session)
 
     return await services.db.read(read)

@@ -23,6 +23,7 @@ from domain.ids import new_job_id
 from domain.states import Reason
 from observability import current_trace_context
 from store import jobs
+from store.job_records import JobRecord
 from store.lifecycle import request_termination
 
 router = APIRouter(prefix="/jobs", tags=["Jobs"])
@@ -83,13 +84,8 @@ async def create_job(
     claim = jobs.IdempotencyClaim(key, canonical, services.vault)
     now = services.clock()
 
-    def write(session: Session) -> tuple[bool, jobs.JobRecord | None]:
-        created = jobs.create(session, principal, new, claim, now)
-        session.flush()
-        return created.replayed, jobs.find(session, principal, created.job_id)
-
-    replayed, record = await services.db.write(write)
-    return json_response(render.job(found(record, new.id), now), 200 if replayed else 201)
+    created = await services.db.write(lambda session: jobs.create(session, principal, new, claim, now))
+    return json_response(render.job(created.job, now), 200 if created.replayed else 201)
 
 
 @router.get("", summary="List jobs", response_model=JobList, responses=errors(400, 422))
@@ -106,7 +102,7 @@ async def list_jobs(
     position = traversal.position(cursor)
     before = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
 
-    def read(session: Session) -> tuple[list[jobs.JobRecord], int]:
+    def read(session: Session) -> tuple[list[JobRecord], int]:
         found = jobs.newest(session, principal, state=state, before=before, limit=limit + 1)
         return found, jobs.count(session, principal, state=state)
 
@@ -125,7 +121,7 @@ async def get_job(
     """The job now. Records of terminal jobs stay readable."""
     require_job_id(job_id)
     record = await services.db.read(lambda session: jobs.find(session, principal, job_id))
-    return json_response(render.job(found(record, job_id), services.clock()))
+    return json_response(render.job(_found(record, job_id), services.clock()))
 
 
 @router.post("/{id}/terminate", summary="Terminate a job", response_model=Job, responses=errors(403, 404))
@@ -137,7 +133,7 @@ async def terminate_job(
     now = services.clock()
     data = {"owner": principal.owner, **({"on_behalf_of": on_behalf_of} if on_behalf_of else {})}
 
-    def write(session: Session) -> jobs.JobRecord | None:
+    def write(session: Session) -> JobRecord | None:
         if jobs.visible(session, principal, job_id) is None:
             return None
         request_termination(
@@ -147,23 +143,24 @@ async def terminate_job(
         return jobs.find(session, principal, job_id)
 
     record = await services.db.write(write)
-    return json_response(render.job(found(record, job_id), now))
+    return json_response(render.job(_found(record, job_id), now))
 
 
 def require_job_id(job_id: str) -> None:
     """Raises NotFound for what cannot be a job's id, before any database sees it."""
     if not _JOB_ID.fullmatch(job_id):
-        raise _no_job(job_id)
+        raise no_job(job_id)
 
 
-def _no_job(job_id: str) -> NotFound:
+def no_job(job_id: str) -> NotFound:
+    """The error for a job that does not exist, or not for this caller."""
     return NotFound(f"no job {job_id[:64]!r}")
 
 
-def found(record: jobs.JobRecord | None, job_id: str) -> jobs.JobRecord:
+def _found(record: JobRecord | None, job_id: str) -> JobRecord:
     """The record. Raises NotFound when there is none that the caller may see."""
     if record is None:
-        raise _no_job(job_id)
+        raise no_job(job_id)
     return record
 
 

@@ -9,7 +9,7 @@ from domain.catalog import Accelerator, Gpu
 from domain.limits import MeteredInstance, accrued
 from domain.money import PricingModel, cents
 from domain.states import JobState
-from store.jobs import AttemptRecord, EventRecord, JobRecord
+from store.job_records import AttemptRecord, EventRecord, JobRecord
 from store.logs.store import LogLine
 
 SSH = "ssh"

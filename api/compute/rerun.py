@@ -6,7 +6,7 @@ from sqlmodel import Session
 from api.auth import OnBehalfOf, ServicesOf, Writer
 from api.compute import render
 from api.compute.documentation import errors
-from api.compute.jobs import JobIdParameter, found, require_job_id
+from api.compute.jobs import JobIdParameter, no_job, require_job_id
 from api.compute.schemas import Job
 from api.encoding import json_response
 from api.idempotency import IdempotencyKey, idempotency_key
@@ -45,16 +45,16 @@ async def rerun_job(
     claim = jobs.IdempotencyClaim(idempotency_key(request), b"", services.vault, operation=f"rerun_job {job_id}")
     new_id, now = new_job_id(), services.clock()
 
-    def write(session: Session) -> tuple[bool, jobs.JobRecord | None]:
+    def write(session: Session) -> jobs.Created | None:
         original = jobs.original(session, principal, job_id)
         if original is None:
-            return False, None
-        created = jobs.create(session, principal, _copy(services, *original, new_id, on_behalf_of), claim, now)
-        session.flush()
-        return created.replayed, jobs.find(session, principal, created.job_id)
+            return None
+        return jobs.create(session, principal, _copy(services, *original, new_id, on_behalf_of), claim, now)
 
-    replayed, record = await services.db.write(write)
-    return json_response(render.job(found(record, job_id), now), 200 if replayed else 201)
+    created = await services.db.write(write)
+    if created is None:
+        raise no_job(job_id)
+    return json_response(render.job(created.job, now), 200 if created.replayed else 201)
 
 
 def _copy(services: Services, job: JobRow, project: str, new_id: JobId, on_behalf_of: str | None) -> jobs.NewJob:

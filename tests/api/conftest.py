@@ -12,6 +12,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from hypothesis import settings as hypothesis_settings
 
 from api.app import create_app
 from api.services import Services
@@ -25,6 +26,10 @@ from store.vault import Vault
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
 
+# How long an example takes depends on what else the machine does.
+hypothesis_settings.register_profile("headrace", deadline=None)
+hypothesis_settings.load_profile("headrace")
+
 JOB: dict[str, Any] = {
     "compute": {"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 1, "ephemeral_disk_gb": 1},
     "container": {"image": "registry.example/app:1", "command": ["echo", "hi"]},
@@ -32,6 +37,11 @@ JOB: dict[str, Any] = {
 """The smallest create request."""
 
 PREFIX = "/api/v1/compute"
+
+
+def anonymous(url: str) -> httpx.Response:
+    """A request without a key. Patient: other tests use the machine too."""
+    return httpx.get(url, timeout=60, trust_env=False)
 
 
 class Api:
@@ -44,7 +54,7 @@ class Api:
 
     def with_token(self, token: str | None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=self.url + PREFIX, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=self.url + PREFIX, headers=headers, timeout=60, trust_env=False)
 
     def create(self, body: Any = JOB, *, key: str | None = None, **headers: str) -> httpx.Response:
         headers["Idempotency-Key"] = key or f"key-{next(self._numbers)}"
@@ -63,7 +73,7 @@ def served(app: FastAPI, **config: Any) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, access_log=False, **config))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive(), "the server did not start"
         assert time.monotonic() < deadline, "the server did not start in time"
@@ -73,7 +83,7 @@ def served(app: FastAPI, **config: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
 @pytest.fixture

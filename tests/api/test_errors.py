@@ -17,7 +17,7 @@ from sqlmodel import func, select
 from api.app import create_app
 from api.services import Services
 from store.tables import Job
-from tests.api.conftest import JOB, PREFIX, Api, served
+from tests.api.conftest import JOB, PREFIX, Api, anonymous, served
 
 MIB = 1024 * 1024
 
@@ -57,7 +57,7 @@ class TestEnvelope:
         assert "GET" in api.client.delete("/jobs/job_0000000000000000").headers["Allow"]
 
     def test_a_path_outside_the_api_has_it_too(self, api: Api) -> None:
-        assert envelope(httpx.get(f"{api.url}/elsewhere"))["code"] == "not_found"
+        assert envelope(anonymous(f"{api.url}/elsewhere"))["code"] == "not_found"
 
 
 class TestRequestId:
@@ -91,12 +91,12 @@ class TestDefects:
             yield url
 
     def test_a_defect_is_a_500_that_tells_nothing_but_the_id(self, broken: str) -> None:
-        answer = httpx.get(f"{broken}/defect")
+        answer = anonymous(f"{broken}/defect")
         assert (answer.status_code, envelope(answer)["code"]) == (500, "internal_error")
         assert "canary" not in answer.text
 
     def test_a_database_that_is_away_is_a_503_that_is_safe_to_repeat(self, broken: str) -> None:
-        answer = httpx.get(f"{broken}/database")
+        answer = anonymous(f"{broken}/database")
         assert (answer.status_code, envelope(answer)["code"]) == (503, "unavailable")
         assert int(answer.headers["Retry-After"]) <= 5
         assert "canary" not in answer.text

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from api.services import Services
 from store import liveness
-from tests.api.conftest import Api
+from tests.api.conftest import Api, anonymous
 from tests.support.clock import SettableClock
 
 
@@ -30,7 +28,7 @@ class TemporalServer:
 
 
 def ready(api: Api) -> tuple[int, dict[str, Any]]:
-    answer = httpx.get(f"{api.url}/readyz")
+    answer = anonymous(f"{api.url}/readyz")
     body = answer.json()
     return answer.status_code, body.get("error", body)
 
@@ -40,7 +38,7 @@ def start_worker(services: Services, clock: SettableClock) -> None:
 
 
 def test_the_process_answers_without_a_key(api: Api) -> None:
-    assert httpx.get(f"{api.url}/healthz").json() == {"status": "ok"}
+    assert anonymous(f"{api.url}/healthz").json() == {"status": "ok"}
 
 
 def test_ready_when_database_temporal_and_worker_are_there(api: Api, services: Services, clock: SettableClock) -> None:

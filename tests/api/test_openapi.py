@@ -3,15 +3,14 @@
 import re
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.api.conftest import JOB, Api
+from tests.api.conftest import JOB, Api, anonymous
 
 
 @pytest.fixture
 def document(api: Api) -> dict[str, Any]:
-    return dict(httpx.get(f"{api.url}/openapi.json").json())
+    return dict(anonymous(f"{api.url}/openapi.json").json())
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -72,11 +71,11 @@ def test_an_answer_has_the_documented_fields(api: Api, document: dict[str, Any])
 
 
 def test_the_page_loads_nothing_from_elsewhere(api: Api) -> None:
-    page = httpx.get(f"{api.url}/docs")
+    page = anonymous(f"{api.url}/docs")
     assert page.status_code == 200
     sources = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert len(sources) >= 3
     for source in sources:
         assert source.startswith("/docs/assets/")
-        asset = httpx.get(api.url + source)
+        asset = anonymous(api.url + source)
         assert (asset.status_code, len(asset.content) > 0) == (200, True)

@@ -48,18 +48,18 @@ class ApiProcess:
         eventually(up)
 
     def over_socket(self, path: str, method: str = "GET") -> int:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket))) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=60) as client:
             return client.request(method, f"http://agent{path}", headers={"Headrace-Protocol": "1"}).status_code
 
     def end(self, number: int = signal.SIGKILL) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(20)
+        code = self.process.wait(90)
         self.log.close()
         return code
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -141,12 +141,12 @@ def test_a_taken_port_ends_it_with_an_error(start: Callable[..., ApiProcess]) ->
     first = start()
     first.wait_until_up()
     second = start(first.port)
-    assert second.process.wait(20) != 0
+    assert second.process.wait(90) != 0
 
 
 def test_a_missing_master_key_ends_it_with_an_error(start: Callable[..., ApiProcess], data_dir: Path) -> None:
     Settings(data_dir=data_dir).key_file.unlink()
-    assert start().process.wait(20) != 0
+    assert start().process.wait(90) != 0
 
 
 def test_a_key_of_the_first_start_opens_the_api(start: Callable[..., ApiProcess], data_dir: Path) -> None:
