@@ -87,6 +87,7 @@ class ComputeJob:
         self._cut_drain = False
         self._repriced = False
         self._last_failure: _JobFailed | None = None
+        self._life_is_over = False
 
     # Messages ------------------------------------------------------------------------------------------------------
 
@@ -175,14 +176,25 @@ class ComputeJob:
             if life.done():
                 break
             if self._stopping is not None:
-                await _cancelled(life)
+                await self._end(life)
                 return None
             if self._repriced:
                 await self._move_deadline()
             if self._history_is_long():
-                await _cancelled(life)
+                await self._end(life)
                 self._continue_as_new()
         return life.result()
+
+    async def _end(self, life: "asyncio.Task[SettleInput]") -> None:
+        """Cancels the life and waits for its end.
+
+        A cancellation is swallowed where the activity that the life waits for ends within the same workflow task: its
+        outcome counts then. So the life looks, before each further step, at whether it is over.
+        """
+        self._life_is_over = True
+        life.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ActivityError):
+            await life
 
     def _history_is_long(self) -> bool:
         return self._phase == "following" and (
@@ -258,6 +270,20 @@ class ComputeJob:
         except _JobFailed as failure:
             return SettleInput(self._job_id, self._token, reason=failure.reason, message=failure.message)
 
+    def _go_on(self) -> None:
+        """Before each step that the world would notice.
+
+        Raises:
+            CancelledError: the life was ended meanwhile.
+        """
+        if self._life_is_over:
+            raise asyncio.CancelledError
+
+    async def _await_end(self) -> None:
+        """The row is terminating and its signal is on the way: it ends the life."""
+        await workflow.wait_condition(lambda: self._life_is_over)
+        self._go_on()
+
     def _restore(self, resume: Resume) -> None:
         self._attempt_id, self._attempts, self._losses = resume.attempt_id, resume.attempts, resume.losses
         self._stream_number, self._rejected = resume.stream_number, resume.rejected
@@ -276,14 +302,13 @@ class ComputeJob:
                 return
             if allocation.outcome is AllocationOutcome.TOO_DEAR:
                 assert allocation.attempt_id is not None
-                assert allocation.offer_id is not None
-                self._rejected += (allocation.offer_id,)
+                assert allocation.offer_ref is not None
+                self._rejected += (allocation.offer_ref,)
                 self._last_failure = _JobFailed(Reason.MAX_COST_EXCEEDED, allocation.message or "too dear")
                 await self._delete((allocation.attempt_id,), drain_seconds=0)
                 continue
             if allocation.outcome is AllocationOutcome.STOPPED:
-                # The row is terminating and its signal is on the way: it ends this wait by cancelling it.
-                await workflow.wait_condition(lambda: False)
+                await self._await_end()
             assert self._capacity_until is not None
             out_of_time = workflow.now() >= self._capacity_until
             if allocation.outcome is AllocationOutcome.IMPOSSIBLE and self._last_failure is not None:
@@ -299,6 +324,7 @@ class ComputeJob:
             await workflow.sleep(min(pause * (0.75 + 0.5 * workflow.random().random()), remaining))
 
     async def _allocate_once(self) -> Allocation:
+        self._go_on()
         result: Allocation = await workflow.execute_activity(
             "allocate",
             AllocateInput(self._job_id, self._token, self._rejected),
@@ -311,6 +337,7 @@ class ComputeJob:
 
     async def _provision(self) -> bool:
         """Whether the attempt's workload has started. False: the attempt failed, and another one may be tried."""
+        self._go_on()
         assert self._attempt_id is not None
         attempt = self._attempt_id
         self._enter("provisioning", f"booting {attempt}")
@@ -338,7 +365,7 @@ class ComputeJob:
         if _fenced(error):
             raise error
         if kind == FailureType.STOPPED:
-            await workflow.wait_condition(lambda: False)
+            await self._await_end()
         if kind == FailureType.IMAGE_PULL_FAILED:
             raise _JobFailed(Reason.IMAGE_PULL_FAILED, message)
         if kind == FailureType.BOOTSTRAP_FAILED:
@@ -356,6 +383,7 @@ class ComputeJob:
     async def _follow(self) -> StreamResult:
         """Until the exit report, or until the provider says that the instance is gone. Lost contact is the activity's
         to judge: it is retried by Temporal, so that the history does not grow with the runtime."""
+        self._go_on()
         self._enter("following", f"running on {self._attempt_id}")
         self._stream_number += 1
         assert self._attempt_id is not None
@@ -379,9 +407,10 @@ class ComputeJob:
 
     async def _fail_attempt(self, reason: Reason, message: str, *, counts: bool = True) -> None:
         """Gives up the current attempt and its hardware; the job goes on with the next offer, or fails."""
+        self._go_on()
         assert self._attempt_id is not None
         exhausted = counts and self._attempts - self._losses >= self._policy.max_attempts
-        offer_id = await workflow.execute_local_activity(
+        offer_ref = await workflow.execute_local_activity(
             "fail_attempt",
             FailAttemptInput(self._job_id, self._token, self._attempt_id, reason, message, retry=not exhausted),
             result_type=str,
@@ -392,12 +421,13 @@ class ComputeJob:
         if exhausted:
             raise self._last_failure
         if counts:
-            self._rejected += (offer_id,)
+            self._rejected += (offer_ref,)
         # The limits keep their moment until the next allocation recomputes it: the old attempt's spend still counts.
         await self._delete((self._attempt_id,), drain_seconds=0)
 
     async def _finalize(self, attempt: str, drained: bool) -> SettleInput:
         """The exit sealed the outcome: wait for the last bytes of the log, within a grace that a terminate cuts."""
+        self._go_on()
         self._enter("finalizing", "storing the last of the log")
         self._deadline = None
         if not drained and not self._cut_drain:
@@ -490,10 +520,3 @@ def _fenced(error: FailureError) -> bool:
     """Whether another run has claimed the job. An activity's failure is wrapped, a local activity's is not."""
     root = error.cause if isinstance(error, ActivityError) else error
     return isinstance(root, ApplicationError) and root.type == FailureType.FENCED
-
-
-async def _cancelled(task: "asyncio.Task[SettleInput]") -> None:
-    """Cancels the task and waits for its end."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, ActivityError):
-        await task
