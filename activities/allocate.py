@@ -266,7 +266,7 @@ class AllocateActivities:
             self._context.logs.append_system(session, job.id, [message], now)
 
         await self._context.db.write(reject)
-        return Allocation(AllocationOutcome.TOO_DEAR, attempt_id=instance.id, offer_id=offer.id, message=message)
+        return Allocation(AllocationOutcome.TOO_DEAR, attempt_id=instance.id, offer_ref=offer.ref, message=message)
 
     async def _allocation(self, job: Job, instance: Instance, offer: Offer) -> Allocation:
         now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
@@ -277,7 +277,7 @@ class AllocateActivities:
             return limit_deadline(session, row, now, drain)
 
         deadline = await self._context.db.read(compute)
-        return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_id=offer.id, deadline=deadline)
+        return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_ref=offer.ref, deadline=deadline)
 
 
 def _unlocked(session: Session, request: AllocateInput) -> Job:
@@ -292,6 +292,12 @@ def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tup
             AllocationOutcome.EXHAUSTED,
             reason=REASONS.get(last.kind, Reason.PROVIDER_ERROR),
             message=f"offers could not be read: {bounded(last.message)}",
+        )
+    if result.may_free_up:
+        return Allocation(
+            AllocationOutcome.EXHAUSTED,
+            reason=Reason.CAPACITY_UNAVAILABLE,
+            message=f"no capacity: {result.explain()}",
         )
     if only_too_dear(result):
         return Allocation(AllocationOutcome.IMPOSSIBLE, reason=Reason.MAX_COST_EXCEEDED, message=result.explain())

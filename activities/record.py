@@ -7,6 +7,7 @@ from temporalio import activity
 
 from activities.context import Context, fenced_job
 from activities.deadlines import limit_deadline
+from domain.offers import Offer
 from domain.outcome import ExitReport, judge
 from domain.spec import JobSpec
 from domain.states import EventType, JobState, Reason
@@ -91,7 +92,7 @@ class RecordActivities:
 
     @activity.defn
     async def fail_attempt(self, failure: FailAttemptInput) -> str:
-        """Gives the attempt up; answers its offer's id."""
+        """Gives the attempt up; answers its offer's `ref`."""
         now = self._context.clock()
 
         def fail(session: Session) -> str:
@@ -100,7 +101,7 @@ class RecordActivities:
             attempts.give_up(session, instance, failure.reason, failure.message, now, retry=failure.retry)
             note = f"attempt {instance.number} failed: {failure.message}"
             self._context.logs.append_system(session, failure.job_id, [note], now)
-            return str(instance.offer["id"])
+            return Offer.model_validate(instance.offer).ref
 
         return await self._context.db.write(fail)
 

@@ -38,6 +38,11 @@ class Offer(Frozen):
     disk_enforced: bool = True
     """Whether `ephemeral_disk_gb` is a limit that the backend enforces."""
 
+    @property
+    def ref(self) -> str:
+        """Names the offer among those of all connections."""
+        return f"{self.connection_id}/{self.id}"
+
 
 class Capabilities(Frozen):
     """What a backend can do, as data: placement's eligibility rules read it, the conformance suite asserts it."""

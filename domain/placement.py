@@ -52,7 +52,7 @@ def menu(
 ) -> Menu:
     """The eligible offers for `spec`, best first.
 
-    `spent` is what earlier attempts have cost (USD); `rejected` holds the ids of offers that were tried in this round.
+    `spent` is what earlier attempts have cost (USD); `rejected` holds the `ref` of each offer that was tried in vain.
     """
     by_provider: dict[str, list[Offer]] = {name: [] for name in capabilities}
     for offer in offers:
@@ -64,7 +64,7 @@ def menu(
         reason = _provider_refusal(spec, provider, capabilities.get(provider, Capabilities()))
         if reason is None:
             verdicts = [(offer, _first_refusal(spec, offer, spent)) for offer in candidates]
-            good = [offer for offer, verdict in verdicts if verdict is None and offer.id not in rejected]
+            good = [offer for offer, verdict in verdicts if verdict is None and offer.ref not in rejected]
             eligible += good
             stopped = [verdict for _, verdict in verdicts if verdict is not None]
             stopped_by |= {_OFFER_RULES[place] for place, _ in stopped}

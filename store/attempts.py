@@ -199,12 +199,16 @@ def meters_of(session: Session, instances: Sequence[Instance], drain_seconds: fl
 
 
 def locked(session: Session, attempt_id: str) -> Instance:
-    """The attempt's row, locked until the transaction ends.
+    """The attempt's row, locked until the transaction ends, and its job's row before it: whoever changes either takes
+    them in this order, so that no two transactions wait for each other.
 
     Raises:
         LookupError: there is none.
     """
-    return _one(session, attempt_id, lock=True)
+    job_id = session.exec(select(Instance.job_id).where(Instance.id == attempt_id)).one_or_none()
+    if job_id is not None:
+        session.exec(select(Job.id).where(Job.id == job_id).with_for_update()).one()
+    return _found(session.get(Instance, attempt_id, with_for_update=True), attempt_id)
 
 
 def peek(session: Session, attempt_id: str) -> Instance:
@@ -213,11 +217,10 @@ def peek(session: Session, attempt_id: str) -> Instance:
     Raises:
         LookupError: there is none.
     """
-    return _one(session, attempt_id, lock=False)
+    return _found(session.get(Instance, attempt_id), attempt_id)
 
 
-def _one(session: Session, attempt_id: str, *, lock: bool) -> Instance:
-    instance = session.get(Instance, attempt_id, with_for_update=lock)
+def _found(instance: Instance | None, attempt_id: str) -> Instance:
     if instance is None:
         raise LookupError(f"no attempt {attempt_id}")
     return instance

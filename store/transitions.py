@@ -77,7 +77,11 @@ def transition(
 def record(
     session: Session, job_id: JobId | str, event: EventType, event_key: str, now: datetime, data: dict[str, Any]
 ) -> bool:
-    """Adds an event unless one with the same key is there; says whether it was added. Data must hold no secret."""
+    """Adds an event unless one with the same key is there; says whether it was added. Data must hold no secret.
+
+    The job's row is locked: events become visible in the order of their numbers, so that no page's cursor skips one.
+    """
+    session.exec(select(Job.id).where(Job.id == job_id).with_for_update()).one_or_none()
     return insert_once(
         session,
         JobEvent,

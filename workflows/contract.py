@@ -111,7 +111,7 @@ class AllocationOutcome(StrEnum):
 class Allocation:
     outcome: AllocationOutcome
     attempt_id: str | None = None
-    offer_id: str | None = None
+    offer_ref: str | None = None
     deadline: Deadline | None = None
     reason: Reason | None = None
     message: str | None = None
