@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Coroutine, Iterator
 from functools import partial
@@ -64,21 +65,28 @@ async def run_api(settings: Settings) -> None:
         _Listener(_config(create_app(services), host=settings.api_host, port=settings.api_port)),
         _Listener(_config(create_agent_app(services), uds=str(socket))),
     ]
-    dispatcher = Dispatcher(services)
-    beside: list[Coroutine[Any, Any, None]] = [
-        keep_connecting(services),
-        beat(services, new_id("api")),
-        dispatcher.run(),
-        OrderBoard(services).run(),
-        Contacts(services, dispatcher.heartbeat).run(),
-    ]
     _stop_on_signals(listeners)
+    # What was made until here stays: the collector need not look at it again and again while it serves.
+    gc.collect()
+    gc.freeze()
     try:
-        await _serve(listeners, beside)
+        await _serve(listeners, [keep_connecting(services), *duties(services)])
     finally:
         services.db.close()
         # The exporters wait for their receiver.
         await asyncio.to_thread(telemetry.shutdown)
+
+
+def duties(services: Services) -> list[Coroutine[Any, Any, None]]:
+    """What an API process does beside answering requests; each runs until it is cancelled."""
+    dispatcher = Dispatcher(services)
+    return [
+        beat(services, new_id("api")),
+        dispatcher.run(),
+        OrderBoard(services).run(),
+        Contacts(services, dispatcher.heartbeat).run(),
+        services.logs.run_upkeep(),
+    ]
 
 
 async def keep_connecting(services: Services) -> None:

@@ -15,11 +15,13 @@ import pytest
 from sqlmodel import select
 
 from domain.clock import utc_now
+from domain.states import JobState
 from settings import Settings
 from store import bootstrap, liveness, schema
 from store.db import Database
 from store.tables import Liveness
-from store.vault import create_key_file
+from store.vault import Vault, create_key_file, hash_token
+from tests.support.factory import Factory
 
 _RUN = "from commands.processes import api; api()"
 
@@ -110,6 +112,33 @@ def test_it_serves_before_temporal_is_there_and_says_so(start: Callable[..., Api
     parts = answer.json()["error"]["details"]["parts"]
     assert (answer.status_code, parts["database"]["status"], parts["temporal"]["status"]) == (503, "ok", "down")
     assert "127.0.0.1:9" in parts["temporal"]["message"]
+
+
+def test_a_progress_bar_that_stands_still_is_shown(start: Callable[..., ApiProcess], data_dir: Path) -> None:
+    """Nothing more comes, so only a task beside the listeners can show it."""
+    settings = Settings(data_dir=data_dir)
+    vault = Vault.load(None, settings.key_file)
+    database = Database(settings.sqlalchemy_url)
+    factory = Factory(database, utc_now, vault)
+    key, job = factory.key(), factory.job(JobState.RUNNING)
+    factory.instance(job, started_at=utc_now(), session_hash=hash_token("session"))
+    database.close()
+    api = start()
+    api.wait_until_up()
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(api.socket)), timeout=60) as agent:
+        sent = agent.post(
+            "http://agent/agent/v1/logs/stdout?offset=0",
+            content=b"10%\r50%\r",
+            headers={"Authorization": "Bearer session"},
+        )
+    assert (sent.status_code, sent.text) == (200, "8")
+    headers = {"Authorization": f"Bearer {key.token}"}
+
+    def shown() -> list[str]:
+        lines = httpx.get(f"{api.url}/api/v1/compute/jobs/{job.id}/logs", headers=headers).json()["data"]
+        return [line["message"] for line in lines]
+
+    eventually(lambda: shown() == ["50%"], seconds=30)
 
 
 def test_it_proves_that_it_is_there_to_be_reached(start: Callable[..., ApiProcess], data_dir: Path) -> None:
