@@ -20,6 +20,11 @@ def services_of(request: Request) -> Services:
     return services
 
 
+# Dependencies are coroutines even where they await nothing: a plain function would be sent to a thread.
+async def _services(request: Request) -> Services:
+    return services_of(request)
+
+
 async def authenticated(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Principal:
@@ -42,7 +47,7 @@ async def authorized_to_write(principal: Annotated[Principal, Depends(authentica
     return principal
 
 
-def on_behalf_of(
+async def on_behalf_of(
     value: Annotated[
         str | None,
         Header(
@@ -69,7 +74,7 @@ def on_behalf_of(
     return value
 
 
-ServicesOf = Annotated[Services, Depends(services_of)]
+ServicesOf = Annotated[Services, Depends(_services)]
 Reader = Annotated[Principal, Depends(authenticated)]
 Writer = Annotated[Principal, Depends(authorized_to_write)]
 OnBehalfOf = Annotated[str | None, Depends(on_behalf_of)]
