@@ -14,7 +14,7 @@
 #   a poller       holds the poll for orders:                 stop | revoked
 #   a sender       at most one at a time, a curl:             sent
 #   timers         the end of a delay:                        tick | close | deadline
-# The events are read without a time-out: one could end in the middle of a line.
+#   the main one   when it finds a helper killed:             lost | unsent <pid>
 # Descriptor 9 is a FIFO that nobody writes: reading it with a time-out is a sleep without a process.
 # Every global is named hr_*: a plain name could be a variable of the image's environment, which the workload inherits.
 
@@ -321,7 +321,7 @@ hr_dispatch() { # one curl for all that there is to say
   fi
   hr_busy=1 hr_events=0 hr_due=0 hr_hold=$((hr_hold * 2 > 320 ? 320 : hr_hold * 2))
   hr_send &
-  hr_garbage=
+  hr_sender=$! hr_garbage=
 }
 
 hr_send() {
@@ -406,11 +406,37 @@ hr_kill_workload() { # limits and terminates know no grace; what was printed is 
   [[ -n $hr_pid ]] && kill -KILL -- "-$hr_pid"
 }
 
+hr_take_loss() { # nobody knows how the workload ended, or whether it has
+  [[ -z $hr_pid ]] || kill -KILL -- "-$hr_pid"
+  hr_handle exit 137 9
+}
+
 hr_close_streams() { # a process that left the group still holds a pipe: the job does not wait for it
   hr_all_read && return
   kill -KILL -- "-$hr_reader_stdout" "-$hr_reader_stderr"
   # Behind all that the readers have announced so far.
   printf 'eof stdout\neof stderr\n' >&8
+}
+
+hr_next_event() { # -> hr_event. The time-out is for its first byte only: it could cut a line in two, and lose one
+  local first rest
+  hr_event=
+  if read -r -N 1 -t 10 -u 8 first; then
+    read -r rest <&8
+    hr_event=$first$rest
+  fi
+}
+
+hr_check_helpers() { # a workload that kills all processes that it sees must not leave a job without an end
+  ((SECONDS - hr_checked_at >= 10)) || return
+  hr_checked_at=$SECONDS
+  # Behind what the helper may have said before it ended.
+  [[ -n $hr_exit ]] || kill -0 "$hr_supervisor" || echo lost >&8
+  ((!hr_busy)) || kill -0 "$hr_sender" || echo "unsent $hr_sender" >&8
+  if ((!hr_stopped)) && ! kill -0 "$hr_poller"; then
+    hr_poll_orders &
+    hr_poller=$!
+  fi
 }
 
 hr_handle() { # event, and its words
@@ -428,6 +454,8 @@ hr_handle() { # event, and its words
       hr_exit="status=$2&signal=$3" hr_pid= hr_started=0
       hr_all_read || hr_after 1500 close
       ;;
+    lost) [[ -n $hr_exit ]] || hr_take_loss ;;
+    unsent) [[ $2 != "$hr_sender" ]] || hr_busy=0 ;;
     close) hr_close_streams ;;
     stop) hr_kill_workload ;;
     deadline) hr_over=1 ;;
@@ -439,33 +467,11 @@ hr_handle() { # event, and its words
   esac
 }
 
-hr_next_event() { # time-out in seconds -> hr_event, its words
-  local line rest
-  if ! IFS= read -r -t "$1" -u 8 line; then
-    [[ -n $line ]] || return
-    # The time was over in the middle of a line. Lines are written whole, so the rest of it is there.
-    IFS= read -r -u 8 rest
-    line+=$rest
-  fi
-  hr_event=($line)
-}
-
-hr_next_event() { # time-out in seconds -> hr_event, its words
-  local first rest
-  # A read that times out in the middle of a line, or right behind it, cannot tell which: it may only wait for one byte.
-  # Lines are written whole, so the rest is there.
-  read -r -t "$1" -N 1 -u 8 first
-  [[ -n $first ]] || return
-  read -r -u 8 rest
-  hr_event=($first$rest)
-}
-
 hr_follow() { # until the end is acknowledged
-  local event first second third
   declare -A hr_first=([stdout]=0 [stderr]=0) hr_next=([stdout]=0 [stderr]=0) hr_start=([stdout]=0 [stderr]=0)
   declare -A hr_end=([stdout]=0 [stderr]=0) hr_shift=([stdout]=0 [stderr]=0) hr_bytes=() hr_eof=() hr_merge=()
   hr_started=1 hr_exit= hr_exit_stored=0 hr_pid= hr_stopped=0 hr_over=0
-  hr_busy=0 hr_events=0 hr_due=0 hr_ticking=0 hr_hold=40 hr_delay=100 hr_garbage= hr_sent_at=0
+  hr_busy=0 hr_events=0 hr_due=0 hr_ticking=0 hr_hold=40 hr_delay=100 hr_garbage= hr_sent_at=0 hr_checked_at=$SECONDS
   until hr_finished; do
     if ((!hr_busy)) && hr_anything_to_send; then
       if ((hr_due)) || hr_must_send_now; then
@@ -476,8 +482,9 @@ hr_follow() { # until the end is acknowledged
         hr_after $hr_hold tick
       fi
     fi
-    read -r event first second third <&8
-    hr_handle "$event" "$first" "$second" "$third"
+    hr_next_event
+    [[ -z $hr_event ]] || hr_handle $hr_event
+    hr_check_helpers
   done
 }
 
@@ -490,12 +497,14 @@ hr_main() {
   set -m
   if [[ -n $hr_ssh_key ]]; then hr_open_ssh & fi
   hr_supervise &
+  hr_supervisor=$!
   cd "$hr_dir" || hr_leave 211
   hr_read_stream stdout &
   hr_reader_stdout=$!
   hr_read_stream stderr &
   hr_reader_stderr=$!
   hr_poll_orders &
+  hr_poller=$!
   hr_follow
   for hr_job in $(jobs -p); do kill -KILL -- "-$hr_job"; done
   cd /

@@ -76,6 +76,13 @@ async def test_a_workload_that_stops_and_goes_on_is_followed_to_its_end(site: Si
     assert attempt.output() == b"back\n"
 
 
+async def test_a_workload_that_kills_every_process_it_sees_ends_all_the_same(site: Site) -> None:
+    own_namespace = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    attempt = await site.script_job("echo before; sleep 0.3; kill -9 -1; sleep 300", under=own_namespace)
+    assert await attempt.result(seconds=60) == (137, 9)
+    assert attempt.output() == b"before\n"
+
+
 async def test_the_agent_works_the_same_when_its_text_is_the_command(site: Site) -> None:
     attempt = await site.run("bash", "-c", "echo hi; exit 3", by_text=True)
     assert await attempt.result() == (3, 0)
