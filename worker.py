@@ -22,7 +22,8 @@ from temporalio.client import (
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 import observability
 from activities.allocate import AllocateActivities
@@ -115,14 +116,20 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
         db.close()
 
 
-def build_worker(client: Client, context: Context) -> Worker:
-    """One worker for workflows and activities: kept on one task queue, activities start eagerly."""
+def build_worker(client: Client, context: Context, *, sandboxed: bool = False) -> Worker:
+    """One worker for workflows and activities: kept on one task queue, activities start eagerly.
+
+    `sandboxed` checks the workflows for what a replay could not repeat, and costs as much CPU as all else that a worker
+    does for a job: for tests, which cover every path of them.
+    """
+    runner: WorkflowRunner = SandboxedWorkflowRunner() if sandboxed else UnsandboxedWorkflowRunner()
     return Worker(
         client,
         task_queue=context.settings.task_queue,
         workflows=WORKFLOWS,
         activities=activities_of(context),
         interceptors=[ActivityLogContext()],
+        workflow_runner=runner,
         max_cached_workflows=2_000,
         max_concurrent_workflow_tasks=50,
         max_concurrent_activities=200,

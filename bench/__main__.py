@@ -5,6 +5,7 @@ python -m bench [NAME ...] [--engine sandbox --engine podman --engine podman-non
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 
@@ -43,6 +44,10 @@ async def measure(name: str, found: Sequence[Engine], runs: int) -> AsyncIterato
 
 async def main() -> int:
     """Exit status 1 when a floor is not met."""
+    this = asyncio.current_task()
+    assert this is not None
+    # Stopped from outside, it stops the stack that it has started.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measures; see docs/performance.md.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--engine", action="append", choices=ENGINES, help="may be repeated; all that work by default")
