@@ -22,7 +22,10 @@ class LocalNetwork(StrEnum):
 
 
 class Settings(BaseSettings):
-    """Every setting, its unit and its default. `HEADRACE_` + the upper-case name sets it in the environment."""
+    """Every setting, its unit and its default. `HEADRACE_` + the upper-case name sets it in the environment.
+
+    docs/settings.md lists them; a test keeps it the same.
+    """
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="ignore")
 
@@ -34,20 +37,22 @@ class Settings(BaseSettings):
     )
     s3_endpoint_url: str | None = Field(default=None, description="For S3-compatible stores other than AWS.")
 
-    api_host: str = "127.0.0.1"
-    api_port: int = 8080
+    api_host: str = Field(default="127.0.0.1", description="Where the public API listens.")
+    api_port: int = Field(default=8080, ge=1, le=65535, description="TCP port of the public API.")
     body_timeout_seconds: float = Field(default=30, gt=0, description="A request's body must arrive within this time.")
     public_url: str | None = Field(default=None, description="Where remote agents reach the API, https://...")
     hf_endpoint: str = Field(
         default="https://huggingface.co", description="Injected into every workload as HF_ENDPOINT."
     )
 
-    temporal_address: str = "127.0.0.1:7233"
-    temporal_namespace: str = "default"
-    temporal_ui_url: str | None = None
-    temporal_tls: bool = False
-    temporal_api_key: SecretStr | None = None
-    task_queue: str = "headrace"
+    temporal_address: str = Field(default="127.0.0.1:7233", description="host:port of the Temporal frontend.")
+    temporal_namespace: str = Field(default="default", description="It must exist.")
+    temporal_ui_url: str | None = Field(
+        default=None, description="The Temporal UI as browsers reach it: its origin may call `/codec/decode`."
+    )
+    temporal_tls: bool = Field(default=False, description="Whether the Temporal frontend is reached over TLS.")
+    temporal_api_key: SecretStr | None = Field(default=None, description="For Temporal Cloud; it needs TLS.")
+    task_queue: str = Field(default="headrace", description="Of workflows and activities; API and workers share it.")
 
     master_key: SecretStr | None = Field(
         default=None,
@@ -55,9 +60,15 @@ class Settings(BaseSettings):
     )
     master_key_file: Path | None = Field(default=None, description="None is `master.key` in the data directory.")
 
-    local_enabled: bool = True
-    local_engine: LocalEngine = LocalEngine.AUTO
-    local_network: LocalNetwork = LocalNetwork.BRIDGE
+    local_enabled: bool = Field(default=True, description="Whether jobs may run on the worker's machine.")
+    local_engine: LocalEngine = Field(
+        default=LocalEngine.AUTO,
+        description="auto, docker, podman or sandbox; auto takes the first that has run a container.",
+    )
+    local_network: LocalNetwork = Field(
+        default=LocalNetwork.BRIDGE,
+        description="bridge, none or host; host is for a machine with a single user: workloads reach all it serves.",
+    )
     local_slots: int | None = Field(default=None, ge=1, description="Jobs at once on this machine; None is 4 per core.")
     local_price_usd_hr: Decimal = Field(default=Decimal("0.10"), ge=0, description="USD per hour of a local job.")
     local_multi_tenant: bool = Field(
@@ -69,7 +80,9 @@ class Settings(BaseSettings):
     capacity_wait_seconds: float = Field(
         default=3600, ge=0, description="How long a job waits for capacity by default."
     )
-    provisioning_timeout_seconds: float = Field(default=1800, gt=0, description="From allocation to the agent's hello.")
+    provisioning_timeout_seconds: float = Field(
+        default=1800, gt=0, description="From allocation to the workload's start."
+    )
     launch_timeout_seconds: float = Field(
         default=300, gt=0, description="From the agent's hello to the workload's start."
     )
@@ -85,7 +98,9 @@ class Settings(BaseSettings):
     activity_timeout_seconds: float = Field(
         default=30, gt=0, description="Silence of a worker after which what it was doing for a job is done again."
     )
-    create_timeout_seconds: float = Field(default=300, gt=0, description="A provider's create call takes no longer.")
+    create_timeout_seconds: float = Field(
+        default=300, gt=0, description="A create call that takes longer is given up, and looked up."
+    )
     absence_gap_seconds: float = Field(default=2, ge=0, description="Between two misses that prove an early absence.")
     delete_accept_seconds: float = Field(
         default=10, ge=0, description="A job waits this long for its first delete call."
@@ -100,9 +115,11 @@ class Settings(BaseSettings):
     orphan_grace_seconds: float = Field(
         default=120, ge=0, description="An unknown instance is deleted once it was seen this long."
     )
-    retention_interval_seconds: float = Field(default=3600, gt=0)
+    retention_interval_seconds: float = Field(
+        default=3600, gt=0, description="How often old logs and bookkeeping rows are deleted."
+    )
 
-    log_retention_days: float = Field(default=7, gt=0)
+    log_retention_days: float = Field(default=7, gt=0, description="Older log lines are deleted.")
     log_max_bytes: int = Field(
         default=104_857_600, gt=0, description="Per job, a line counting as its text plus 400 bytes."
     )
@@ -114,8 +131,10 @@ class Settings(BaseSettings):
     metrics_token: SecretStr | None = Field(
         default=None, description="What `/metrics` wants as a bearer token; None serves it to anyone who reaches it."
     )
-    log_format: str = Field(default="json", pattern="^(json|console)$")
-    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    log_format: str = Field(default="json", pattern="^(json|console)$", description="json, or console for people.")
+    log_level: str = Field(
+        default="info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error."
+    )
 
     @property
     def sqlalchemy_url(self) -> str:
