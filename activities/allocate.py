@@ -43,6 +43,7 @@ _LOOKUPS = 6
 _SLOT_ROUND_SECONDS = 20.0
 _SLOT_POLL_SECONDS = 1.0
 _MOST_WAITING = 50
+_LIVE = {JobState.ALLOCATING, JobState.PROVISIONING, JobState.RUNNING}
 
 
 class AllocateActivities:
@@ -57,7 +58,7 @@ class AllocateActivities:
         """One walk down the menu. Repeatable: an attempt that is already open is finished, not doubled."""
         async with heartbeating():
             job = await self._context.db.read(lambda session: _unlocked(session, request))
-            if JobState(job.state) in {JobState.TERMINATING, JobState.TERMINATED}:
+            if JobState(job.state) not in _LIVE:
                 return Allocation(AllocationOutcome.STOPPED)
             resumed = await self._resume(job, request)
             return resumed or await self._walk(job, request)
@@ -67,11 +68,22 @@ class AllocateActivities:
     async def _resume(self, job: Job, request: AllocateInput) -> Allocation | None:
         instance = await self._context.db.read(lambda session: attempts.current_attempt(session, job.id))
         if instance is None:
-            return None
+            return await self._rejection(job, request)
         offer = Offer.model_validate(instance.offer)
-        if instance.handle is not None:
-            return await self._allocation(job, instance, offer)
-        return await self._create(job, request, instance, offer, known=True)
+        if instance.handle is None:
+            return await self._create(job, request, instance, offer, known=True)
+        if instance.hello_at is None:
+            # The earlier try may have ended between writing the answer down and judging its price.
+            return await self._judge_price(job, request, instance, offer, Handle.model_validate(instance.handle))
+        return await self._allocation(job, instance, offer)
+
+    async def _rejection(self, job: Job, request: AllocateInput) -> Allocation | None:
+        """What an earlier try rejected for its price, if it ended before the workflow heard that it must delete it."""
+        for instance in await self._context.db.read(lambda session: attempts.open_attempts(session, job.id)):
+            offer = Offer.model_validate(instance.offer)
+            if instance.reason_code == Reason.MAX_COST_EXCEEDED and offer.ref not in request.rejected:
+                return _too_dear(instance, offer)
+        return None
 
     # The walk -----------------------------------------------------------------------------------------------------
 
@@ -169,12 +181,14 @@ class AllocateActivities:
         try:
             handle = await self._ask(job, provider, instance, offer, known)
         except ProviderError as error:
-            await self._record_refusal(instance, error)
-            if isinstance(error, _MOVES_ON):
+            standing = await self._record_refusal(instance, error)
+            if standing is None and isinstance(error, _MOVES_ON):
                 raise
-            return None
-        await self._record_handle(instance, offer, handle)
-        return handle
+            return standing
+        standing = await self._record_handle(instance, offer, handle)
+        if standing is None or standing.provider_id != handle.provider_id:
+            await self._give_back(provider, instance, handle)
+        return standing
 
     async def _ask(self, job: Job, provider: Provider, instance: Instance, offer: Offer, known: bool) -> Handle:
         attempt, spec = AttemptId(instance.id), instance_spec(self._context, job, instance)
@@ -186,9 +200,10 @@ class AllocateActivities:
                 if found:
                     return found[0]
             try:
-                return await provider.create(spec, offer)
-            except Ambiguous as error:
-                log.warning("create_ambiguous", attempt_id=attempt, provider=provider.name, message=error.message)
+                async with asyncio.timeout(self._context.settings.create_timeout_seconds):
+                    return await provider.create(spec, offer)
+            except (Ambiguous, TimeoutError) as error:
+                log.warning("create_ambiguous", attempt_id=attempt, provider=provider.name, message=bounded(str(error)))
                 known = True
             except RateLimited as error:
                 pause = retry_after_seconds(error, pause)
@@ -207,30 +222,50 @@ class AllocateActivities:
             await asyncio.sleep(min(0.25 * 2**number, 4))
         return []
 
-    async def _record_refusal(self, instance: Instance, error: ProviderError) -> None:
+    async def _give_back(self, provider: Provider, instance: Instance, handle: Handle) -> None:
+        """A machine too many. When its deletion fails, the reconciler finds that no row explains it."""
+        log.warning("surplus_instance", attempt_id=instance.id, provider_id=handle.provider_id)
+        try:
+            await provider.terminate(handle)
+        except ProviderError as error:
+            log.error("surplus_not_deleted", provider_id=handle.provider_id, kind=error.kind)
+
+    async def _record_refusal(self, instance: Instance, error: ProviderError) -> Handle | None:
+        """The handle that another worker's create had for the attempt meanwhile: then it is not refused."""
         now, message = self._context.clock(), bounded(error.message)
 
-        def refuse(session: Session) -> None:
+        def refuse(session: Session) -> Handle | None:
             row = attempts.locked(session, instance.id)
+            if row.handle is not None:
+                return Handle.model_validate(row.handle)
             attempts.refused(session, row, error.kind, message, now)
             note = f"{row.provider} refused {row.offer['provider_sku']} ({error.kind}): {message}"
             self._context.logs.append_system(session, row.job_id, [note], now)
+            return None
 
-        await self._context.db.write(refuse)
-        await self._context.announce_free_slot()
+        standing = await self._context.db.write(refuse)
+        if standing is None:
+            await self._context.announce_free_slot()
+        return standing
 
-    async def _record_handle(self, instance: Instance, offer: Offer, handle: Handle) -> None:
+    async def _record_handle(self, instance: Instance, offer: Offer, handle: Handle) -> Handle | None:
+        """Writes the answer down, and answers the handle that the attempt has now. That is another one when a worker
+        that was taken for dead was first; None when the attempt's end was confirmed while the create was under way."""
         now = self._context.clock()
         price = offer.price_usd_hr if handle.price_usd_hr is None else handle.price_usd_hr
         source = offer.price_source if handle.price_usd_hr is None else "create answer"
 
-        def store(session: Session) -> None:
+        def store(session: Session) -> Handle | None:
             row = attempts.locked(session, instance.id)
+            standing = None if row.handle is None else Handle.model_validate(row.handle)
+            if row.confirmed_absent_at is not None or (standing and standing.provider_id != handle.provider_id):
+                return standing
             attempts.allocated(session, row, handle.model_dump(mode="json"), price, source, now)
             note = f"allocated {offer.provider_sku} in {offer.region} from {offer.provider} at {price} USD/h"
             self._context.logs.append_system(session, row.job_id, [note], now)
+            return handle
 
-        await self._context.db.write(store)
+        return await self._context.db.write(store)
 
     # Money --------------------------------------------------------------------------------------------------------
 
@@ -266,7 +301,7 @@ class AllocateActivities:
             self._context.logs.append_system(session, job.id, [message], now)
 
         await self._context.db.write(reject)
-        return Allocation(AllocationOutcome.TOO_DEAR, attempt_id=instance.id, offer_ref=offer.ref, message=message)
+        return _too_dear(instance, offer, message)
 
     async def _allocation(self, job: Job, instance: Instance, offer: Offer) -> Allocation:
         now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
@@ -281,7 +316,12 @@ class AllocateActivities:
 
 
 def _unlocked(session: Session, request: AllocateInput) -> Job:
-    return fenced_job(session, request.job_id, request.token)
+    return fenced_job(session, request.job_id, request.token, lock=False)
+
+
+def _too_dear(instance: Instance, offer: Offer, message: str | None = None) -> Allocation:
+    message = message or instance.reason_message
+    return Allocation(AllocationOutcome.TOO_DEAR, attempt_id=instance.id, offer_ref=offer.ref, message=message)
 
 
 def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tuple[str, ...]) -> Allocation:
