@@ -86,18 +86,20 @@ class RecordActivities:
         now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
 
         def compute(session: Session) -> Deadline | None:
-            return limit_deadline(session, fenced_job(session, job.job_id, job.token), now, drain)
+            return limit_deadline(session, fenced_job(session, job.job_id, job.token, lock=False), now, drain)
 
         return await self._context.db.read(compute)
 
     @activity.defn
-    async def fail_attempt(self, failure: FailAttemptInput) -> str:
-        """Gives the attempt up; answers its offer's `ref`."""
+    async def fail_attempt(self, failure: FailAttemptInput) -> str | None:
+        """Gives the attempt up; answers its offer's `ref`. None: its exit came first, and has sealed the outcome."""
         now = self._context.clock()
 
-        def fail(session: Session) -> str:
-            fenced_job(session, failure.job_id, failure.token)
+        def fail(session: Session) -> str | None:
+            job = fenced_job(session, failure.job_id, failure.token)
             instance = attempts.locked(session, failure.attempt_id)
+            if job.state == JobState.FINALIZING:
+                return None
             attempts.give_up(session, instance, failure.reason, failure.message, now, retry=failure.retry)
             note = f"attempt {instance.number} failed: {failure.message}"
             self._context.logs.append_system(session, failure.job_id, [note], now)
@@ -180,7 +182,9 @@ def _settle(
 
 
 def _instances(session: Session, job_id: str) -> list[Instance]:
-    return list(session.exec(select(Instance).where(Instance.job_id == job_id).order_by(col(Instance.number))).all())
+    """All attempts of the job, locked: whoever stores output locks the attempt before the log."""
+    query = select(Instance).where(Instance.job_id == job_id).order_by(col(Instance.number))
+    return list(session.exec(query.with_for_update()).all())
 
 
 def _finalizing_attempt(session: Session, job_id: str, exited: list[Instance]) -> str | None:

@@ -20,7 +20,7 @@ from providers.base import Handle, InstanceView, ProviderState
 from store import attempts, liveness
 from store.tables import Instance
 from store.transitions import record
-from workflows.contract import AttemptInput, DrainInput, StreamOutcome, StreamResult
+from workflows.contract import AttemptInput, DrainInput, FailureType, StreamOutcome, StreamResult
 
 _DRAIN_POLL_SECONDS = 0.01
 _DRAIN_LONGEST_POLL_SECONDS = 0.25
@@ -64,14 +64,15 @@ class StreamActivities:
         silence = await self._context.db.read(lambda session: _reachable_silence(session, instance, now))
         if silence < limit:
             return None
-        await self._note(instance, EventType.CONTACT_LOST, now)
+        await self._note_contact_lost(instance, now)
         view, known = await self._look(instance)
         if not known or (view is not None and view.state in _ALIVE):
             return None
         if view is not None and view.state in {ProviderState.EXITED, ProviderState.FAILED}:
             # Its agent may still be on the way with the report: give it a moment before the instance counts as lost.
             if silence < limit + _EXIT_WITHOUT_REPORT_SECONDS:
-                raise ApplicationError("the instance ended; waiting for its exit report", type="awaiting_exit")
+                waiting = "the instance ended; waiting for its exit report"
+                raise ApplicationError(waiting, type=FailureType.AWAITING_EXIT)
             return StreamResult(StreamOutcome.LOST, message=_ended_silently(view))
         outcome = StreamOutcome.PREEMPTED if view is not None and _interrupted(view) else StreamOutcome.LOST
         why = view.message if view is not None and view.message else "the provider no longer has the instance"
@@ -91,8 +92,9 @@ class StreamActivities:
             return None, False
         return view, True
 
-    async def _note(self, instance: Instance, event: EventType, now: datetime) -> None:
-        key = f"{event.value}-{instance.id}-{instance.last_contact_at}"
+    async def _note_contact_lost(self, instance: Instance, now: datetime) -> None:
+        """Once for each silence, however often it is looked at."""
+        event, key = EventType.CONTACT_LOST, f"contact_lost-{instance.id}-{instance.last_contact_at}"
         data = {"instance_id": instance.id, "last_contact_at": _shown(instance.last_contact_at)}
         await self._context.db.write(lambda session: record(session, instance.job_id, event, key, now, data))
 

@@ -103,7 +103,6 @@ class EventType(StrEnum):
     TERMINATION_REQUESTED = "termination_requested"
     LATE_EXIT = "late_exit"
     CONTACT_LOST = "contact_lost"
-    CONTACT_RESTORED = "contact_restored"
     DELETE_ACCEPTED = "delete_accepted"
     DELETE_RETRIED = "delete_retried"
     INSTANCE_GONE = "instance_gone"

@@ -68,6 +68,14 @@ class _JobFailed(Exception):
         self.message = message
 
 
+class _ExitCameFirst(Exception):
+    """The attempt that was to be given up has exited: that has sealed the job's outcome."""
+
+
+class _RowsDecide(Exception):
+    """The job's row has moved on without this run, by a termination or by an exit: it tells how the job ends."""
+
+
 @workflow.defn(name=COMPUTE_JOB)
 class ComputeJob:
     """The state of a run; all of it is derived from the history and the activities' answers."""
@@ -185,7 +193,7 @@ class ComputeJob:
                 self._continue_as_new()
         return life.result()
 
-    async def _end(self, life: "asyncio.Task[SettleInput]") -> None:
+    async def _end(self, life: "asyncio.Task[SettleInput | None]") -> None:
         """Cancels the life and waits for its end.
 
         A cancellation is swallowed where the activity that the life waits for ends within the same workflow task: its
@@ -247,8 +255,8 @@ class ComputeJob:
 
     # Life ----------------------------------------------------------------------------------------------------------
 
-    async def _live(self, claim: Claim, resume: Resume | None) -> SettleInput:
-        """Attempts, one after the other, until one exits by itself or the job has failed."""
+    async def _live(self, claim: Claim, resume: Resume | None) -> SettleInput | None:
+        """Attempts, one after the other, until one exits by itself or the job has failed. None: the row tells."""
         try:
             if resume is not None:
                 self._restore(resume)
@@ -267,8 +275,13 @@ class ComputeJob:
                 if result.outcome is StreamOutcome.EXITED:
                     return await self._finalize(self._attempt_id, result.drained)
                 await self._lose_attempt(result)
+        except _ExitCameFirst:
+            assert self._attempt_id is not None
+            return await self._finalize(self._attempt_id, drained=False)
         except _JobFailed as failure:
             return SettleInput(self._job_id, self._token, reason=failure.reason, message=failure.message)
+        except _RowsDecide:
+            return None
 
     def _go_on(self) -> None:
         """Before each step that the world would notice.
@@ -278,11 +291,6 @@ class ComputeJob:
         """
         if self._life_is_over:
             raise asyncio.CancelledError
-
-    async def _await_end(self) -> None:
-        """The row is terminating and its signal is on the way: it ends the life."""
-        await workflow.wait_condition(lambda: self._life_is_over)
-        self._go_on()
 
     def _restore(self, resume: Resume) -> None:
         self._attempt_id, self._attempts, self._losses = resume.attempt_id, resume.attempts, resume.losses
@@ -308,7 +316,7 @@ class ComputeJob:
                 await self._delete((allocation.attempt_id,), drain_seconds=0)
                 continue
             if allocation.outcome is AllocationOutcome.STOPPED:
-                await self._await_end()
+                raise _RowsDecide
             assert self._capacity_until is not None
             out_of_time = workflow.now() >= self._capacity_until
             if allocation.outcome is AllocationOutcome.IMPOSSIBLE and self._last_failure is not None:
@@ -365,7 +373,7 @@ class ComputeJob:
         if _fenced(error):
             raise error
         if kind == FailureType.STOPPED:
-            await self._await_end()
+            raise _RowsDecide
         if kind == FailureType.IMAGE_PULL_FAILED:
             raise _JobFailed(Reason.IMAGE_PULL_FAILED, message)
         if kind == FailureType.BOOTSTRAP_FAILED:
@@ -404,19 +412,26 @@ class ComputeJob:
             raise _JobFailed(reason, result.message)
         self._losses += 1
         await self._fail_attempt(reason, result.message, counts=False)
+        self._capacity_until = workflow.now() + timedelta(seconds=self._policy.capacity_wait)
 
     async def _fail_attempt(self, reason: Reason, message: str, *, counts: bool = True) -> None:
-        """Gives up the current attempt and its hardware; the job goes on with the next offer, or fails."""
+        """Gives up the current attempt and its hardware; the job goes on with the next offer, or fails.
+
+        Raises:
+            _ExitCameFirst: the attempt is not given up.
+        """
         self._go_on()
         assert self._attempt_id is not None
         exhausted = counts and self._attempts - self._losses >= self._policy.max_attempts
         offer_ref = await workflow.execute_local_activity(
             "fail_attempt",
             FailAttemptInput(self._job_id, self._token, self._attempt_id, reason, message, retry=not exhausted),
-            result_type=str,
+            result_type=str | None,  # type: ignore[arg-type]
             start_to_close_timeout=_LOCAL,
             retry_policy=_DATABASE_RETRY,
         )
+        if offer_ref is None:
+            raise _ExitCameFirst
         self._last_failure = _JobFailed(reason, message)
         if exhausted:
             raise self._last_failure
@@ -449,7 +464,7 @@ class ComputeJob:
         """Deletes what is open, then makes the job terminal once each first delete call was accepted, or soon after."""
         killed = ending is None
         self._enter("terminating" if killed else "deallocating", self._stopping or "giving the hardware back")
-        ending = ending or SettleInput(self._job_id, self._token)
+        ending = ending or SettleInput(self._job_id, self._token, message="its attempt had been given up already")
         drain = self._policy.terminate_drain if killed else 0.0
         open_attempts = await self._open_attempts(claim)
         await self._delete(open_attempts, drain)

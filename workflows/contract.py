@@ -218,3 +218,4 @@ class FailureType(StrEnum):
     LAUNCH_TIMEOUT = "launch_timeout"
     INSTANCE_GONE = "instance_gone"
     NOT_YET_GONE = "not_yet_gone"
+    AWAITING_EXIT = "awaiting_exit"
