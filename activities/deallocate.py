@@ -87,13 +87,16 @@ class DeallocateActivities:
 
     async def _terminate_all(self, instance: Instance) -> bool:
         """One round of delete calls for everything that the attempt may have made; whether all of it is gone."""
-        provider = self._context.providers.of(instance.connection_id)
         try:
+            provider = self._context.providers.of(instance.connection_id)
             handles = await self._handles(provider, instance)
             states = [await self._terminate(provider, handle) for handle in handles]
             if any(state is not TerminateState.GONE for state in states):
                 return False
             return await self._stays_gone(provider, instance, handles)
+        except LookupError as error:
+            await self._alert(instance, str(error))
+            raise
         except ProviderError as error:
             await self._alert(instance, f"{error.kind}: {bounded(error.message)}")
             raise _retryable(error) from error
@@ -141,16 +144,14 @@ class DeallocateActivities:
 
     async def _alert(self, instance: Instance, why: str) -> None:
         """Once per attempt, when its deletion has been refused for a while: money is running, and a person may help."""
-        if activity.info().attempt != _ALERT_AFTER_TRIES:
+        if activity.info().attempt < _ALERT_AFTER_TRIES:
             return
-        now = self._context.clock()
-        log.error("deletion_unconfirmed", attempt_id=instance.id, job_id=instance.job_id, why=why)
+        now, key = self._context.clock(), f"delete-retried-{instance.id}"
         data = {"instance_id": instance.id, "provider": instance.provider, "message": why, "alert": True}
-        await self._context.db.write(
-            lambda session: record(
-                session, instance.job_id, EventType.DELETE_RETRIED, f"delete-retried-{instance.id}", now, data
-            )
-        )
+        if await self._context.db.write(
+            lambda session: record(session, instance.job_id, EventType.DELETE_RETRIED, key, now, data)
+        ):
+            log.error("deletion_unconfirmed", attempt_id=instance.id, job_id=instance.job_id, why=why)
 
 
 def _create_is_over(instance: Instance, now: datetime, timeout_seconds: float) -> bool:

@@ -53,7 +53,8 @@ class ReconcileActivities:
             col(Instance.allocated_at).is_not(None),
             col(Instance.confirmed_absent_at).is_(None),
         )
-        for instance in session.exec(query).all():
+        # Each change locks its job: in one order everywhere, lest two transactions wait for each other.
+        for instance in session.exec(query.order_by(col(Instance.job_id))).all():
             changed += attempts.reprice(session, instance, prices[AttemptId(instance.id)], "provider list", now)
         return changed
 

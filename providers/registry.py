@@ -1,7 +1,6 @@
-"""The providers of this process, by connection. Backends register here; a third party's by the entry point group
-`headrace.providers`. Nothing is imported before a connection needs it."""
+"""The providers of this process, by connection. The worker builds them: nothing is imported before it is configured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from domain.offers import Capabilities
@@ -33,6 +32,3 @@ class Providers:
         """Releases connections; instances stay."""
         for provider in self.by_connection.values():
             await provider.close()
-
-
-ProviderFactory = Callable[[], Provider]

@@ -21,10 +21,6 @@ def _json(nullable: bool = True) -> Any:
     return Field(default=None, sa_column=Column(Json, nullable=nullable))
 
 
-def _decimal() -> Any:
-    return Field(default=None, sa_column=Column(ExactDecimal, nullable=True))
-
-
 def _blob() -> Any:
     return Field(default=None, sa_column=Column(LargeBinary, nullable=True))
 
@@ -178,7 +174,7 @@ class Instance(SQLModel, table=True):
     stop_requested_at: datetime | None = _time()
     """The agent's stop order: its poll for orders answers `stop` from then on."""
     exit_report: dict[str, Any] | None = _json()
-    """`agent.protocol.ExitReport`; the first one counts."""
+    """`domain.outcome.ExitReport`; the first one counts."""
     drained_at: datetime | None = _time()
     """All bytes up to the exit report's offsets are stored."""
 
@@ -200,7 +196,7 @@ class PriceRecord(SQLModel, table=True):
 
 
 class InboxRow(SQLModel, table=True):
-    """An input to a workflow, stored with the state change that caused it, delivered by `store.inbox`'s readers."""
+    """An input to a workflow, stored with the state change that caused it, delivered by `api.dispatcher`."""
 
     __tablename__ = "workflow_inbox"
     __table_args__ = (

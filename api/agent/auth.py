@@ -6,6 +6,7 @@ from sqlmodel import Session, select
 from api.services import Services
 from domain.errors import NotAuthenticated
 from domain.ids import AttemptId
+from store import attempts
 from store.tables import Instance
 from store.vault import hash_token
 
@@ -35,12 +36,15 @@ def bootstrap_attempt(services: Services, request: Request) -> AttemptId:
 
 
 def attempt_row(session: Session, attempt_id: AttemptId) -> Instance:
-    """The attempt's row, locked.
+    """The attempt's row, locked, and its job's before it.
 
     Raises:
         NotAuthenticated: there is no such attempt, or its absence was confirmed.
     """
-    return _valid(session.exec(select(Instance).where(Instance.id == attempt_id).with_for_update()).one_or_none())
+    try:
+        return _valid(attempts.locked(session, attempt_id))
+    except LookupError:
+        raise NotAuthenticated(f"there is no attempt {attempt_id}") from None
 
 
 def session_row(session: Session, token: str) -> Instance:
