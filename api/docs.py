@@ -12,6 +12,7 @@ from fastapi.staticfiles import StaticFiles
 
 from api.compute.requests import JobCreate
 from api.compute.schemas import ErrorEnvelope
+from api.idempotency import HEADER as IDEMPOTENCY_KEY
 
 DESCRIPTION = """
 Submit a container and a command; Headrace finds the hardware, runs the job to completion, keeps its logs, meters and
@@ -62,6 +63,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for operation in _operations(document):
+        for parameter in operation.get("parameters", ()):
+            # Optional to the framework only, so that its absence is our 400.
+            parameter["required"] = parameter["required"] or parameter["name"] == IDEMPOTENCY_KEY
         for response in operation["responses"].values():
             media = response.get("content", {}).get("application/json", {})
             # The framework announces its own shape of a 422, which our handlers replace.

@@ -54,6 +54,10 @@ def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
 
 def test_a_create_is_documented_with_an_example_that_is_accepted(api: Api, document: dict[str, Any]) -> None:
     create = document["paths"]["/api/v1/compute/jobs"]["post"]
+    assert {p["name"]: p["required"] for p in create["parameters"]} == {
+        "Idempotency-Key": True,
+        "X-On-Behalf-Of": False,
+    }
     media = create["requestBody"]["content"]["application/json"]
     assert media["schema"] == {"$ref": "#/components/schemas/JobCreate"}
     assert api.create(media["example"]).status_code == 201
