@@ -1,7 +1,8 @@
 """Delivers the workflow inbox to Temporal: after each commit that put a row, and by a sweep for what was missed.
 
-Every delivery is idempotent, so a row may be delivered twice and is never lost. Rows of one job go in their order; the
-first that fails holds back the later ones of that job, so that a terminate never overtakes its start.
+Every delivery is idempotent, so a row may be delivered twice and is never lost. Rows of one job that are taken together
+go in their order, and the first that fails holds back the others. A message may still overtake the start, from another
+process or after a failure: it finds no workflow then, and the workflow, when it begins, goes by the row.
 """
 
 import asyncio
@@ -59,7 +60,11 @@ class Dispatcher:
                 wakeup.clear()
                 claimed = 0
                 if self._services.temporal is not None:
-                    claimed = await self.deliver_due(self._services.temporal)
+                    try:
+                        claimed = await self.deliver_due(self._services.temporal)
+                    except Exception:
+                        # The database is away: what is due stays due.
+                        log.exception("inbox_not_read")
                 if claimed < _BATCH:
                     await _first(wakeup, self._services.settings.sweep_interval_seconds)
         finally:
