@@ -54,9 +54,10 @@ class Context:
         )
 
     async def announce_free_slot(self) -> None:
-        """Wakes the allocations that wait for one in this process."""
+        """Wakes one of the allocations that wait for one in this process. Waking all of them would cost a transaction
+        each, and all but one in vain."""
         async with self.slot_freed:
-            self.slot_freed.notify_all()
+            self.slot_freed.notify()
 
     @property
     def agent_script(self) -> str:
