@@ -72,10 +72,7 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
     """
     known = _claim(session, principal, new.id, claim, now)
     if known is not None:
-        job = find(session, principal, known)
-        if job is None:
-            raise Forbidden("this Idempotency-Key was used by a key of another project")
-        return Created(job, replayed=True)
+        return _replay(session, principal, known)
     if not principal.org_enabled:
         raise Forbidden("this organization is not enabled for compute: ask an administrator", code="tenant_disabled")
     project_id, project = _project(session, principal, new.project)
@@ -224,8 +221,33 @@ def _claim(session: Session, principal: Principal, job_id: str, claim: Idempoten
     insert = statements.claim_key(session.get_bind().dialect.name)
     if _rows(session, insert, **key, fingerprint=fingerprint, resource_id=job_id, created_at=now):
         return None
-    [(resource_id, known)] = _rows(session, statements.KNOWN_KEY, **key)
-    if not claim.vault.matches(known, claim.canonical_body):
+    return _made_before(session, principal, claim)
+
+
+def replay(session: Session, principal: Principal, claim: IdempotencyClaim) -> Created | None:
+    """What an equal request made with this key; None when the key is new. Raises as `create` does."""
+    known = _made_before(session, principal, claim)
+    return None if known is None else _replay(session, principal, known)
+
+
+def _replay(session: Session, principal: Principal, job_id: str) -> Created:
+    job = find(session, principal, job_id)
+    if job is None:
+        raise Forbidden("this Idempotency-Key was used by a key of another project")
+    return Created(job, replayed=True)
+
+
+def _made_before(session: Session, principal: Principal, claim: IdempotencyClaim) -> str | None:
+    """The id of what an equal request made with this key; None when the key is new.
+
+    Raises:
+        Conflict: the key was used with another body (`idempotency_conflict`).
+    """
+    known = _rows(session, statements.KNOWN_KEY, org_id=principal.org_id, operation=claim.operation, key=claim.key)
+    if not known:
+        return None
+    [(resource_id, fingerprint)] = known
+    if not claim.vault.matches(fingerprint, claim.canonical_body):
         raise Conflict(
             "this Idempotency-Key was used for another request body; a new job needs a new key",
             code="idempotency_conflict",

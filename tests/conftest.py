@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from store.db import Database
 from store.vault import Vault
@@ -16,6 +17,10 @@ from tests.support.clock import SettableClock
 from tests.support.factory import Factory
 from tests.support.guard import GUARD, TransactionGuard
 from tests.support.postgres import TestServer, create_tables, running_server
+
+# A deadline of a generated example would be a test of how busy the machine is.
+hypothesis_settings.register_profile("headrace", deadline=None)
+hypothesis_settings.load_profile("headrace")
 
 BOTH_ENGINES = [pytest.param("sqlite"), pytest.param("postgres", marks=pytest.mark.postgres)]
 

@@ -46,6 +46,10 @@ async def rerun_job(
     new_id, now = new_job_id(), services.clock()
 
     def write(session: Session) -> jobs.Created | None:
+        # A repeated request first: what it copied then may be gone by now.
+        replayed = jobs.replay(session, principal, claim)
+        if replayed is not None:
+            return replayed
         original = jobs.original(session, principal, job_id)
         if original is None:
             return None

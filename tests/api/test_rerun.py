@@ -62,6 +62,7 @@ def test_a_rerun_after_the_credential_was_discarded_says_what_to_do(api: Api) ->
 
     assert _rerun(api, job_id, "while it is there")[0] == 201
     api.write(discard)
+    assert _rerun(api, job_id, "while it is there")[0] == 200
     status, answer = _rerun(api, job_id, "afterwards")
 
     assert (status, answer["error"]["code"]) == (409, "credential_discarded")  # type: ignore[index]
