@@ -1,6 +1,5 @@
 """What the fake cloud answers, in the closed set of provider errors: one table, and one place where bodies are read."""
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -22,6 +21,7 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from providers.masking import mask
 
 MESSAGE_CHARACTERS = 500
 
@@ -164,14 +164,6 @@ def _error_of(
         scope="connection" if issubclass(kind, _CONNECTION_WIDE) else "offer",
         retry_after_seconds=_retry_after(response.headers.get("retry-after")),
     )
-
-
-def mask(text: str, secrets: Iterable[str]) -> str:
-    """Without what must not be shown: a backend may echo a request in its complaint."""
-    for secret in secrets:
-        for form in (secret, json.dumps(secret)[1:-1]):
-            text = text.replace(form, "***") if form else text
-    return text
 
 
 def _json(response: httpx.Response) -> Any:

@@ -53,9 +53,9 @@ from providers.fake.answers import (
     NameInUse,
     OfferItem,
     OfferPage,
-    mask,
     read_answer,
 )
+from providers.masking import mask
 
 INSTANCE = "instance"
 TERMINATED = "terminated"
