@@ -145,7 +145,7 @@ def _refused_requests(stack: Stack, container: dict[str, object], answers: dict[
         {**container, "surprise": container["env"]},
     ]
     for number, bad in enumerate(wrong):
-        answer = stack.call("POST", "/jobs", json=job_body(container=bad))
+        answer = stack.post(job_body(container=bad))
         assert answer.status_code == 422, answer.text
         answers[f"refused request {number}"] = answer.text
 

@@ -83,7 +83,7 @@ def test_a_nul_in_a_request_is_refused(
     stack: Stack, container: dict[str, object], fields: dict[str, object], field: str
 ) -> None:
     command = fields.pop("command", ["true"])
-    answer = stack.call("POST", "/jobs", json=job_body(command, container, **fields))  # type: ignore[arg-type]
+    answer = stack.post(job_body(command, container, **fields))  # type: ignore[arg-type]
     assert answer.status_code == 422
     assert answer.json()["error"]["details"]["field"].startswith(field)
 
@@ -152,7 +152,7 @@ def test_a_script_of_any_size_arrives_whole_or_is_refused(stack: Stack, size: in
     head, tail = b"sha256sum <<'END'\n", b"\nEND\n"
     payload = random.Random(size).randbytes(size).hex().encode()[: size - len(head) - len(tail)]
     digest = hashlib.sha256(payload + b"\n").hexdigest()
-    answer = stack.call("POST", "/jobs", json=job_body(None, encoded(head + payload + tail)))
+    answer = stack.post(job_body(None, encoded(head + payload + tail)))
     if size > 5 * 1024 * 1024:
         assert answer.status_code == 422
         assert answer.json()["error"]["details"] == {"field": "container.script_b64", "limit": 5 * 1024 * 1024}
@@ -168,7 +168,7 @@ def test_an_environment_value_of_any_size_arrives_whole_or_is_refused(stack: Sta
     """Case 20: `size` bytes of `NAME=value`."""
     value = random.Random(size).randbytes(size).hex()[: size - len("BIG=")]
     body = job_body(["bash", "-c", 'printf %s "$BIG" | sha256sum'], {"env": {"BIG": value}})
-    answer = stack.call("POST", "/jobs", json=body)
+    answer = stack.post(body)
     if size > 131_071:
         assert answer.status_code == 422
         details = answer.json()["error"]["details"]

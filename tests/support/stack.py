@@ -220,6 +220,10 @@ class Stack:
                     raise
                 time.sleep(0.05)
 
+    def post(self, body: Mapping[str, Any], key: str | None = None) -> httpx.Response:
+        """The answer to a create request."""
+        return self.call("POST", "/jobs", json=body, headers={"Idempotency-Key": key or new_id("k")})
+
     def create(
         self,
         command: list[str] | None = None,
@@ -229,8 +233,7 @@ class Stack:
         **fields: Any,
     ) -> str:
         """Submits a job and answers its id; `container` adds to or replaces what `command` makes."""
-        body = job_body(command, container, **fields)
-        answer = self.call("POST", "/jobs", json=body, headers={"Idempotency-Key": key or new_id("k")})
+        answer = self.post(job_body(command, container, **fields), key=key)
         assert answer.status_code in (200, 201), answer.text
         return str(answer.json()["id"])
 
