@@ -1,9 +1,11 @@
 """Limits end a job in time, with the right reason, whatever its agent does."""
 
+from datetime import timedelta
+
 import pytest
 
 from domain.states import JobState
-from tests.support.control_plane import ControlPlane
+from tests.support.control_plane import ControlPlane, until
 
 
 async def test_max_runtime_ends_the_job_with_its_reason(plane: ControlPlane) -> None:
@@ -46,10 +48,16 @@ async def test_an_agent_that_ignores_the_stop_order_is_deleted_all_the_same(plan
 
 
 async def test_a_limit_that_passed_while_the_worker_was_down_binds_at_its_return(plane: ControlPlane) -> None:
-    job_id = await plane.fake(run_seconds=120, limits={"max_runtime_hours": 2 / 3600})
-    await plane.until_state(job_id, JobState.RUNNING)
+    job_id = await plane.fake(run_seconds=120, limits={"max_runtime_hours": 4 / 3600})
+    await plane.until_state(job_id, JobState.PROVISIONING, JobState.RUNNING)
     await plane.stop_worker()
 
+    async def passed() -> bool:
+        allocated_at = (await plane.attempts(job_id))[0].allocated_at
+        assert allocated_at is not None
+        return plane.services.clock() > allocated_at + timedelta(seconds=4)
+
+    await until(passed)
     await plane.start_worker()
     job = await plane.until_terminal(job_id)
     await plane.until_gone(job_id)
