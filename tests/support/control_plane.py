@@ -21,11 +21,8 @@ from temporalio.worker import Worker
 
 from activities.context import Context
 from api.agent import create_agent_app
-from api.agent.contacts import Contacts
-from api.agent.orders import OrderBoard
 from api.app import create_app
-from api.dispatcher import Dispatcher
-from api.server import beat
+from api.server import duties
 from api.services import Services
 from domain.clock import utc_now
 from domain.ids import new_id
@@ -86,22 +83,14 @@ class ControlPlane:
     # Parts --------------------------------------------------------------------------------------------------------
 
     async def start_api(self) -> None:
-        """Agent socket, dispatcher, contacts, orders, liveness beats: all that the API process runs."""
-        dispatcher = Dispatcher(self.services)
-        orders, contacts = OrderBoard(self.services), Contacts(self.services, dispatcher.heartbeat)
+        """The agents' socket, and all that the API process does beside answering requests."""
         app = create_agent_app(self.services)
         config = uvicorn.Config(app, uds=str(self.settings.agent_socket), lifespan="off", log_level="warning")
         config.load()
         self._agent_server = uvicorn.Server(config)
         self._agent_server.lifespan = config.lifespan_class(config)
         await self._agent_server.startup()
-        loops = [
-            dispatcher.run(),
-            orders.run(),
-            contacts.run(),
-            beat(self.services, new_id("api")),
-            self._tick(self._agent_server),
-        ]
+        loops = [*duties(self.services), self._tick(self._agent_server)]
         self._api = [asyncio.create_task(loop) for loop in loops]
 
     async def _tick(self, server: uvicorn.Server) -> None:
