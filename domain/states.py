@@ -1,6 +1,6 @@
 """Job and instance states, their allowed transitions, and the closed set of reason codes.
 
-`transition` is the only judge: state and wanted state in, an outcome out. Storage applies it as a compare-and-set.
+`_ALLOWED` is the whole state machine; `store.transitions` applies it as a compare-and-set.
 """
 
 from enum import StrEnum

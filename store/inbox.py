@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, update
+from sqlalchemy import update
 from sqlmodel import Session, col, select
 
 from store.db import insert_once, publish
@@ -76,8 +76,3 @@ def mark_failed(session: Session, row_id: int, error: str, retry_at: datetime) -
     session.exec(
         update(InboxRow).where(col(InboxRow.id) == row_id).values(last_error=error[:_MOST_CHARACTERS], due_at=retry_at)
     )
-
-
-def oldest_undelivered(session: Session) -> datetime | None:
-    """When the oldest undelivered input was stored: its age is the metric that says whether Temporal keeps up."""
-    return session.exec(select(func.min(InboxRow.created_at)).where(col(InboxRow.delivered_at).is_(None))).one()

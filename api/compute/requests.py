@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from domain.errors import InvalidRequest
 
-KINDS = ("task", "sft", "dpo", "grpo", "ppo", "eval", "synthetic", "kb_compile")
 MAX_DISK_GB = 65_536
 MAX_USD = Decimal(1_000_000_000)
 MAX_HOURS = Decimal(100_000)

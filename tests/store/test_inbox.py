@@ -133,25 +133,6 @@ def test_a_failed_delivery_is_due_when_it_says(database: Database, put: Any, cla
     assert all_rows(database)[0].last_error is None
 
 
-def test_the_oldest_undelivered_is_what_keeps_waiting(
-    database: Database, put: Any, claim: Any, clock: SettableClock
-) -> None:
-    def oldest() -> Any:
-        return database.run_read(inbox.oldest_undelivered)
-
-    assert oldest() is None
-    first = clock()
-    put("a", inbox.START)
-    second = clock.advance(10)
-    put("b", inbox.START)
-    assert oldest() == first
-    rows = claim()
-    database.run_write(lambda s: inbox.mark_delivered(s, [rows[0].id], clock()))
-    assert oldest() == second
-    database.run_write(lambda s: inbox.mark_delivered(s, [rows[1].id], clock()))
-    assert oldest() is None
-
-
 def test_dispatchers_at_once_share_the_rows_and_none_gets_one_twice(database: Database, put: Any, claim: Any) -> None:
     for number in range(60):
         put(f"j{number}", inbox.START)
