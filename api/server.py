@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 from collections.abc import Coroutine, Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from api.agent import create_agent_app
 from api.agent.contacts import Contacts
 from api.agent.orders import OrderBoard
 from api.app import create_app
+from api.connections import AgentProtocol, BoundedProtocol
 from api.dispatcher import Dispatcher
 from api.services import Services
 from domain.clock import utc_now
@@ -58,12 +60,13 @@ async def run_api(settings: Settings) -> None:
 
     A task beside the listeners that fails ends the process: half an API would be mistaken for a whole one.
     """
+    _allow_connections()
     telemetry = observability.setup(settings, "headrace-api")
     services = open_services(settings)
     socket = _socket_path(settings)
     listeners = [
-        _Listener(_config(create_app(services), host=settings.api_host, port=settings.api_port)),
-        _Listener(_config(create_agent_app(services), uds=str(socket))),
+        _Listener(_config(create_app(services), BoundedProtocol, host=settings.api_host, port=settings.api_port)),
+        _Listener(_config(create_agent_app(services), AgentProtocol, uds=str(socket))),
     ]
     _stop_on_signals(listeners)
     # What was made until here stays: the collector need not look at it again and again while it serves.
@@ -119,16 +122,24 @@ class _Listener(uvicorn.Server):
         yield
 
 
-def _config(app: FastAPI, **where: Any) -> uvicorn.Config:
+def _config(app: FastAPI, protocol: type[asyncio.Protocol], **where: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         **where,
+        http=protocol,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+
+
+def _allow_connections() -> None:
+    """Many systems let a process open 1024 files unless it asks for more; each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _socket_path(settings: Settings) -> Path:

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from api.agent.routes import router
 from api.boundary import Boundary
 from api.errors import invalid
+from api.limits import BodyLimits
 from api.services import Services
 from domain.errors import RequestError
 from observability import no_http_telemetry
@@ -21,6 +22,7 @@ def create_agent_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     app.include_router(router)
+    app.add_middleware(BodyLimits, timeout_seconds=services.settings.body_timeout_seconds)
     app.add_middleware(Boundary)
 
     @app.exception_handler(RequestError)
