@@ -49,11 +49,11 @@ def parse_json(body: bytes) -> Any:
         # orjson is the stricter reader (UTF-8, surrogates, NaN, depth); the standard library's keeps the digits.
         orjson.loads(body)
         value = json.loads(body, parse_float=Decimal)
+        if b"\\u0000" in body:
+            _refuse_nul(value, ())
     except (ValueError, RecursionError) as error:
         where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadRequest(f"the body is not valid JSON{where}", code="invalid_json") from None
-    if b"\\u0000" in body:
-        _refuse_nul(value, ())
     return value
 
 

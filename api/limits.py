@@ -43,10 +43,10 @@ class BodyLimits:
             return message
 
         headers = Headers(scope=scope)
-        declared = headers.get("content-length", "0")
-        if declared.isascii() and declared.isdigit() and int(declared) > self._max_bytes:
+        declared = _declared_bytes(headers)
+        if declared > self._max_bytes:
             waits_for_us = headers.get("expect", "").lower() == "100-continue"
-            await self._refuse(receive, deadline, discard=not waits_for_us and int(declared) <= _DISCARDED_BYTES)
+            await self._refuse(receive, deadline, discard=not waits_for_us and declared <= _DISCARDED_BYTES)
         await self._app(scope, bounded_receive, send)
 
     async def _in_time(self, receive: Receive, deadline: float) -> Message:
@@ -68,3 +68,12 @@ class BodyLimits:
         raise PayloadTooLarge(
             f"the body is larger than {self._max_bytes} bytes", details={"field": "body", "limit": self._max_bytes}
         )
+
+
+def _declared_bytes(headers: Headers) -> int:
+    """What `Content-Length` says; leading zeros cost nothing, whatever their number."""
+    digits = headers.get("content-length", "0").lstrip("0")
+    if not digits.isascii() or not digits.isdigit():
+        return 0
+    # More digits than any server holds bytes, and than Python turns into a number.
+    return int(digits[:20])

@@ -87,6 +87,16 @@ def test_nul_in_a_string_is_refused_and_named(body: bytes, field: str) -> None:
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("end", [b'"\\u0000"', b'"x"'])
+def test_a_body_is_refused_or_read_whatever_its_depth(end: bytes) -> None:
+    """Readers give up at different depths: none of them may do it with an error of its own."""
+    for depth in range(1, 1100):
+        try:
+            parse_json(b'{"a":' * depth + end + b"}" * depth)
+        except (BadRequest, InvalidRequest):
+            continue
+
+
 def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
     assert parse_json(b'"\\\\u0000"') == "\\u0000"
 

@@ -147,6 +147,11 @@ class TestBodies:
         head, _ = raw(api, [b"Content-Length: 99999999999999"], [])
         assert head.startswith(b"HTTP/1.1 413")
 
+    def test_a_length_with_thousands_of_leading_zeros_is_read_as_the_number_that_it_is(self, api: Api) -> None:
+        body = json.dumps(JOB).encode()
+        head, _ = raw(api, [b"Content-Length: " + b"0" * 5000 + b"%d" % len(body)], [body])
+        assert head.startswith(b"HTTP/1.1 201")
+
     def test_a_slow_body_is_a_408_in_time(self, api: Api) -> None:
         started = time.monotonic()
         head, body = raw(api, [b"Content-Length: 1000"], [b"{", b'"a"'])
