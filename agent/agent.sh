@@ -111,8 +111,7 @@ hr_fetch_launch() { # gets and reads the launch spec, however long the control p
       200) break ;;
       409) hr_leave 0 ;;
       401 | 403) # not a fault of the image, and perhaps another agent's launch: only said here
-        printf 'headrace-agent: fault: the control plane refused the launch (%s)\n' "$code" >&2
-        hr_leave 211
+        hr_refuse "the control plane refused the launch ($code)"
         ;;
       400 | 404 | 422 | 426) hr_fault "the control plane does not speak protocol 1 ($code)" ;;
     esac
@@ -125,11 +124,16 @@ hr_fetch_launch() { # gets and reads the launch spec, however long the control p
   done
   source "$hr_dir/launch"
   if ((hr_payload_line)); then
-    tail -n "+$hr_payload_line" "$hr_dir/launch" | base64 -d >"$hr_dir/script" || hr_fault "no room for the script"
+    tail -n "+$hr_payload_line" "$hr_dir/launch" | base64 -d >"$hr_dir/script" || hr_refuse "no room for the script"
   fi
   : >"$hr_dir/launch" # it holds the user's secrets
   hr_token=
   hr_curl_config "$hr_session" >"$hr_dir/curl"
+}
+
+hr_refuse() { # reason; from the launch on, the bootstrap token tells of nothing: only said here
+  printf 'headrace-agent: fault: %s\n' "$1" >&2
+  hr_leave 211
 }
 
 hr_leave() { # status

@@ -111,7 +111,8 @@ def fetch_launch(
         return None
     job = _lock(session, instance)
     if instance.nonce is not None and instance.nonce != nonce:
-        record(session, job.id, EventType.NONCE_REFUSED, f"nonce-{instance.id}-{nonce[:16]}", now,
+        # One alert an attempt: who makes up nonces must not fill the history with them.
+        record(session, job.id, EventType.NONCE_REFUSED, f"nonce-{instance.id}", now,
                {"instance_id": instance.id, "alert": True})  # fmt: skip
         return LaunchDecision(LaunchAnswer.REFUSED, job, instance)
     hello(session, instance, now)

@@ -195,16 +195,16 @@ async def _hung_up(request: Request) -> None:
 
 
 async def _before_launch(request: Request, change: Callable[[Session, Instance, datetime], None]) -> None:
-    """Runs `change` on the attempt of the bootstrap token, which is good for nothing once the workload runs: the
-    workload could have read it."""
+    """Runs `change` on the attempt of the bootstrap token, which is good for nothing but its own launch once the spec
+    was handed out: the workload can read it, and runs before its start is reported."""
     services = _services(request)
     attempt_id = bootstrap_attempt(services, request)
     now = services.clock()
 
     def run(session: Session) -> None:
         instance = attempt_row(session, attempt_id)
-        if instance.started_at is not None or instance.exit_report is not None:
-            raise Conflict(f"{attempt_id} has started")
+        if instance.nonce is not None:
+            raise Conflict(f"{attempt_id} has launched")
         change(session, instance, now)
 
     await services.db.write(run)

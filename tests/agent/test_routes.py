@@ -245,11 +245,13 @@ class TestBeforeTheLaunch:
         assert row_of(database, instance).hello_at is not None
 
     @pytest.mark.parametrize("path", ["/progress", "/fault", "/hello"])
-    async def test_the_bootstrap_token_says_nothing_more_once_the_workload_runs(
-        self, client: httpx.AsyncClient, bootstrap: dict[str, str], session: dict[str, str], path: str
-    ) -> None:
-        await client.post("/started", headers=session)
-        assert (await client.post(path, content=b"x", headers=bootstrap)).status_code == 409
+    async def test_the_bootstrap_token_says_nothing_more_once_the_spec_was_handed_out(
+        self, client: httpx.AsyncClient, bootstrap: dict[str, str], session: dict[str, str], services: Services,
+        job: Job, path: str,
+    ) -> None:  # fmt: skip
+        """A workload can read the token, and runs before its start is reported."""
+        assert (await client.post(path, content=b"forged", headers=bootstrap)).status_code == 409
+        assert (await services.logs.page(job.id, source="system", limit=10)).lines == []
 
     async def test_a_message_over_its_bound_is_refused(
         self, client: httpx.AsyncClient, bootstrap: dict[str, str]

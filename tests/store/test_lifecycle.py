@@ -135,9 +135,9 @@ class TestLaunch:
         world.started()
         assert world.fetch() is LaunchAnswer.STOP
 
-    def test_another_nonce_is_refused_and_alerted_once(self, world: World) -> None:
+    def test_other_nonces_are_refused_and_alerted_once(self, world: World) -> None:
         world.begin().fetch("n1")
-        assert [world.fetch("n2") for _ in range(2)] == [LaunchAnswer.REFUSED] * 2
+        assert [world.fetch(nonce) for nonce in ("n2", "n2", "n3")] == [LaunchAnswer.REFUSED] * 3
         assert (world.instance.nonce, world.instance.session_hash) == ("n1", "hash-n1")
         alerts = [data for kind, data in world.events if kind is EventType.NONCE_REFUSED]
         assert alerts == [{"instance_id": world.attempt_id, "alert": True}]
