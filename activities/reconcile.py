@@ -31,6 +31,7 @@ class ReconcileActivities:
             try:
                 views = [v for v in await provider.list_owned() if v.state is not ProviderState.GONE]
             except ProviderError as error:
+                log.warning("list_unreadable", connection=connection_id, kind=error.kind, message=error.message)
                 return f"{connection_id}: the list could not be read ({error.kind}): {error.message}"
             changed = await self._context.db.write(lambda session: self._take_prices(session, views))
             orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
