@@ -129,7 +129,7 @@ class AllocateActivities:
     async def _mint(self, job: Job, request: AllocateInput, offer: Offer) -> Instance | SlotsTaken | None:
         """The attempt's row; waits a while for a slot where the backend has a number of them. None: stop."""
         provider = self._context.providers.of(offer.connection_id)
-        slots: int | None = getattr(provider, "slots", None)
+        slots = provider.slots
         single_tenant = slots is not None and not self._context.settings.local_multi_tenant
 
         def mint(session: Session) -> Instance | SlotsTaken | None:

@@ -152,6 +152,12 @@ class Provider(Protocol):
         """What the backend can do; of a local engine it is found out at the first look, which may take a second."""
         ...
 
+    @property
+    def slots(self) -> int | None:
+        """How many instances the backend holds at once, which the allocation counts; None where it says itself when it
+        is full."""
+        ...
+
     async def verify(self) -> CredentialReport:
         """Cheap check of the credentials. Never raises for wrong ones: the report says so."""
         ...

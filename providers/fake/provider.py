@@ -83,6 +83,7 @@ class FakeProvider:
     `boot_seconds` (from create to a running machine at most, default 1,800)."""
 
     name = "fake"
+    slots: int | None = None
     capabilities = Capabilities(http_ports=True, tcp_ports=True, ssh=True, private_image=True, logs_api=True)
 
     def __init__(
