@@ -41,9 +41,7 @@ from providers.base import Provider, ProviderContext
 from providers.registry import Providers
 from settings import Settings
 from store import bootstrap, liveness
-from store.db import Database
-from store.logs.blobs import open_blob_store
-from store.logs.store import LogStore
+from store.stores import open_stores
 from store.temporal import connect
 from store.vault import Vault
 from workflows.compute_job import ComputeJob
@@ -102,18 +100,14 @@ def build_providers(settings: Settings, owner_id: str) -> Providers:
 @asynccontextmanager
 async def open_context(settings: Settings) -> AsyncIterator[Context]:
     """Database, vault, log store and providers, closed at the end."""
-    db = Database(settings.sqlalchemy_url)
-    key = settings.master_key.get_secret_value() if settings.master_key else None
-    vault = Vault.load(key, settings.key_file)
-    blobs = open_blob_store(settings.segment_url, s3_endpoint_url=settings.s3_endpoint_url)
-    logs = LogStore(db, blobs, utc_now, max_bytes=settings.log_max_bytes, retention_days=settings.log_retention_days)
-    owner_id = await db.read(bootstrap.owner_id)
+    stores = open_stores(settings, utc_now)
+    owner_id = await stores.db.read(bootstrap.owner_id)
     providers = build_providers(settings, owner_id)
     try:
-        yield Context(settings, db, vault, logs, blobs, utc_now, providers, owner_id)
+        yield Context(settings, stores.db, stores.vault, stores.logs, stores.blobs, utc_now, providers, owner_id)
     finally:
         await providers.close()
-        db.close()
+        stores.db.close()
 
 
 def build_worker(client: Client, context: Context, *, sandboxed: bool = False) -> Worker:

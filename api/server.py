@@ -26,11 +26,8 @@ from domain.clock import utc_now
 from domain.ids import new_id
 from settings import Settings
 from store import liveness
-from store.db import Database
-from store.logs.blobs import open_blob_store
-from store.logs.store import LogStore
+from store.stores import open_stores
 from store.temporal import connect
-from store.vault import Vault
 
 logger = structlog.get_logger(__name__)
 
@@ -43,16 +40,8 @@ _SOCKET_PATH_BYTES = 107
 
 def open_services(settings: Settings) -> Services:
     """Everything that routes work with, but Temporal, which `keep_connecting` adds once it answers."""
-    db = Database(settings.sqlalchemy_url)
-    vault_text = settings.master_key.get_secret_value() if settings.master_key else None
-    logs = LogStore(
-        db,
-        open_blob_store(settings.segment_url, s3_endpoint_url=settings.s3_endpoint_url),
-        utc_now,
-        max_bytes=settings.log_max_bytes,
-        retention_days=settings.log_retention_days,
-    )
-    return Services(settings, db, Vault.load(vault_text, settings.key_file), logs, utc_now)
+    stores = open_stores(settings, utc_now)
+    return Services(settings, stores.db, stores.vault, stores.logs, utc_now)
 
 
 async def run_api(settings: Settings) -> None:
