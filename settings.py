@@ -30,7 +30,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="ignore")
 
     data_dir: Path = Field(default=Path.home() / ".headrace", description="Holds all state of an embedded stack.")
-    database_url: str | None = Field(default=None, description="SQLAlchemy URL; None is SQLite in the data directory.")
+    database_url: SecretStr | None = Field(
+        default=None, description="SQLAlchemy URL; None is SQLite in the data directory."
+    )
     log_store_url: str | None = Field(
         default=None,
         description="Where sealed log segments go: file:///dir or s3://bucket/prefix; None is the data directory.",
@@ -138,7 +140,9 @@ class Settings(BaseSettings):
 
     @property
     def sqlalchemy_url(self) -> str:
-        return self.database_url or f"sqlite:///{self.data_dir / 'headrace.db'}"
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.data_dir / 'headrace.db'}"
 
     @property
     def agent_dir(self) -> Path:

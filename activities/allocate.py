@@ -130,7 +130,7 @@ class AllocateActivities:
         """The attempt's row; waits a while for a slot where the backend has a number of them. None: stop."""
         provider = self._context.providers.of(offer.connection_id)
         slots = provider.slots
-        single_tenant = slots is not None and not self._context.settings.local_multi_tenant
+        single_tenant = provider.capabilities.shared_host and not self._context.settings.local_multi_tenant
 
         def mint(session: Session) -> Instance | SlotsTaken | None:
             row = fenced_job(session, request.job_id, request.token)

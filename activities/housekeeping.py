@@ -6,8 +6,9 @@ from sqlalchemy import delete
 from sqlmodel import Session, col, select
 from temporalio import activity
 
-from activities.context import Context, heartbeating
+from activities.context import Context, heartbeating, log
 from activities.histories import export_failed
+from domain.errors import HeadraceError
 from store import liveness
 from store.tables import InboxRow, Job, LogState
 
@@ -28,8 +29,12 @@ class HousekeepingActivities:
             now = self._context.clock()
             sealed = 0
             for job_id in await self._context.db.read(_finished_with_hot_logs):
-                await self._context.logs.seal(job_id)
-                sealed += 1
+                try:
+                    await self._context.logs.seal(job_id)
+                    sealed += 1
+                except (HeadraceError, OSError):
+                    # One log that cannot be sealed stays hot and readable; it must not keep the rest from being done.
+                    log.exception("log_not_sealed", job_id=job_id)
             trimmed = await self._context.logs.enforce_retention(now)
             old = now - _DELIVERED_KEPT
 

@@ -43,7 +43,25 @@ class ReconcileActivities:
                     deleted += 1
                 except ProviderError as error:
                     log.error("orphan_not_deleted", provider_id=view.handle.provider_id, kind=error.kind)
-            return f"{connection_id}: {len(views)} instances, {deleted} orphans deleted, {changed} price changes"
+            missing = await self._context.db.read(lambda session: self._missing(session, connection_id, views))
+            for attempt_id in missing:
+                # Whoever follows the attempt will ask the provider itself; the operator is told here.
+                log.warning("instance_missing", provider=provider.name, attempt_id=attempt_id)
+            return (
+                f"{connection_id}: {len(views)} instances, {deleted} orphans deleted,"
+                f" {changed} price changes, {len(missing)} missing"
+            )
+
+    def _missing(self, session: Session, connection_id: str, views: list[InstanceView]) -> list[str]:
+        """Attempts that should have an instance, for longer than a listing may lag, and are not in the list."""
+        old = self._context.clock() - timedelta(seconds=self._context.settings.orphan_grace_seconds)
+        query = select(Instance.id).where(
+            Instance.connection_id == connection_id,
+            col(Instance.allocated_at) < old,
+            col(Instance.confirmed_absent_at).is_(None),
+            col(Instance.delete_requested_at).is_(None),
+        )
+        return sorted(set(session.exec(query).all()) - {view.attempt_id for view in views})
 
     def _take_prices(self, session: Session, views: list[InstanceView]) -> int:
         """What the provider says that an instance costs now is what it costs from now on."""

@@ -60,6 +60,8 @@ class Capabilities(Frozen):
     standalone_volume: bool = False
     bundles_cpu_with_gpu: bool = False
     """A backend that sells vCPUs only with the GPU refuses `vcpu_count` on GPU requests."""
+    shared_host: bool = False
+    """Whether jobs of its slots share one host: then they belong to one organization, unless an admin opts in."""
     logs_api: bool = False
     restarts_finished: bool = False
     """Whether the backend starts a finished command again (RunPod): the agent then idles until deleted."""

@@ -93,7 +93,13 @@ class LocalProvider:
         image = selection.name not in (None, SANDBOX)
         ports = image and self._settings.local_network != "none"
         return Capabilities(
-            custom_image=image, http_ports=ports, tcp_ports=ports, ssh=ports, private_image=image, logs_api=True
+            shared_host=True,
+            custom_image=image,
+            http_ports=ports,
+            tcp_ports=ports,
+            ssh=ports,
+            private_image=image,
+            logs_api=True,
         )
 
     def describe(self) -> dict[str, Any]:
