@@ -7,8 +7,10 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 _OUTPUT_LIMIT = 16 * 1024 * 1024
+_LINE_LIMIT = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +40,87 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PATH": f"{path}:/usr/local/sbin:/usr/sbin:/sbin", **extra}
 
 
-async def run(
-    argv: Sequence[str], *, environment: Mapping[str, str], timeout: float = 60, stdin: bytes | None = None
-) -> Completed:
+class Child:
+    """A running command. Nobody but the command itself gets its pipes, whatever the event loop: what stays in the
+    background, such as a container's monitor, must not keep them open. (uvloop's own children hand them on.)
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], *, stderr: int) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            # Ctrl-C in the terminal of an embedded stack must not reach an engine in the middle of its work.
+            start_new_session=True,
+        )
+        self._pipes: list[asyncio.ReadTransport] = []
+        self.stdout = asyncio.StreamReader(_LINE_LIMIT)
+        self.stderr = asyncio.StreamReader(_LINE_LIMIT)
+
+    async def open(self) -> None:
+        """Begins to read its output."""
+        loop = asyncio.get_running_loop()
+        for reader, pipe in ((self.stdout, self._process.stdout), (self.stderr, self._process.stderr)):
+            if pipe is None:
+                reader.feed_eof()
+                continue
+            transport, _ = await loop.connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), pipe)
+            self._pipes.append(transport)
+
+    async def wait(self) -> int:
+        """Its exit code; negative for a signal."""
+        if self._process.poll() is None:
+            loop, ended = asyncio.get_running_loop(), asyncio.Event()
+            handle = os.pidfd_open(self._process.pid)
+            try:
+                loop.add_reader(handle, ended.set)
+                await ended.wait()
+            finally:
+                loop.remove_reader(handle)
+                os.close(handle)
+        return self._process.wait()
+
+    async def close(self) -> None:
+        """Kills it with its process group if it still runs, and lets go of its pipes."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self.wait()
+        for transport in self._pipes:
+            transport.close()
+
+
+async def run(argv: Sequence[str], *, environment: Mapping[str, str], timeout: float = 60) -> Completed:
     """Runs a command to its end. Cancellation and the time-out (seconds) kill it.
 
     Raises:
         CommandTimeout: it did not end in time.
         OSError: the program does not exist.
     """
-    process = await _spawn(argv, environment, stdin is not None, stderr=asyncio.subprocess.PIPE)
+    child = Child(argv, environment, stderr=subprocess.PIPE)
     try:
         async with asyncio.timeout(timeout):
-            stdout, stderr = await process.communicate(stdin)
+            await child.open()
+            stdout, stderr = await asyncio.gather(_all_of(child.stdout), _all_of(child.stderr))
+            code = await child.wait()
     except TimeoutError:
         raise CommandTimeout(f"{' '.join(argv[:2])} did not end within {timeout:g} s") from None
     finally:
-        await _reap(process)
-    code = process.returncode
-    return Completed(-1 if code is None else code, _text(stdout), _text(stderr))
+        await child.close()
+    return Completed(code, _text(stdout), _text(stderr))
 
 
 @contextlib.asynccontextmanager
-async def stream(argv: Sequence[str], *, environment: Mapping[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+async def stream(argv: Sequence[str], *, environment: Mapping[str, str]) -> AsyncIterator[Child]:
     """A running command whose standard output and error come out of one pipe; killed when the block is left."""
-    process = await _spawn(argv, environment, False, stderr=asyncio.subprocess.STDOUT)
+    child = Child(argv, environment, stderr=subprocess.STDOUT)
     try:
-        yield process
+        await child.open()
+        yield child
     finally:
-        await _reap(process)
+        await child.close()
 
 
 def run_blocking(
@@ -90,26 +144,13 @@ def run_blocking(
     return Completed(done.returncode, _text(done.stdout), _text(done.stderr))
 
 
-async def _spawn(
-    argv: Sequence[str], environment: Mapping[str, str], has_input: bool, *, stderr: int
-) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *argv,
-        env=dict(environment),
-        stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
-        # Ctrl-C in the terminal of an embedded stack must not reach an engine in the middle of its work.
-        start_new_session=True,
-        limit=1024 * 1024,
-    )
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+async def _all_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the end; beyond the bound it is read and dropped."""
+    kept = bytearray()
+    while part := await reader.read(1 << 16):
+        if len(kept) < _OUTPUT_LIMIT:
+            kept += part
+    return bytes(kept)
 
 
 def _text(output: bytes) -> str:

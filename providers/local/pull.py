@@ -67,7 +67,6 @@ async def _watch(arguments: list[str], setup: Setup, reference: ImageReference, 
     environment = clean_environment({key: value for key, value in setup.environment if key != "GOGC"})
     last, lines, started = "no message", 0, time.monotonic()
     async with stream(arguments, environment=environment) as process:
-        assert process.stdout is not None
         reading: asyncio.Task[bytes] | None = None
         while True:
             reading = reading or asyncio.ensure_future(process.stdout.readline())
