@@ -57,18 +57,18 @@ class AllocateActivities:
     async def allocate(self, request: AllocateInput) -> Allocation:
         """One walk down the menu. Repeatable: an attempt that is already open is finished, not doubled."""
         async with heartbeating():
-            job = await self._context.db.read(lambda session: _unlocked(session, request))
+            job, open_attempts = await self._context.db.read(lambda session: _rows(session, request))
             if JobState(job.state) not in _LIVE:
                 return Allocation(AllocationOutcome.STOPPED)
-            resumed = await self._resume(job, request)
+            resumed = await self._resume(job, open_attempts, request)
             return resumed or await self._walk(job, request)
 
     # An attempt that an earlier try left open ---------------------------------------------------------------------
 
-    async def _resume(self, job: Job, request: AllocateInput) -> Allocation | None:
-        instance = await self._context.db.read(lambda session: attempts.current_attempt(session, job.id))
+    async def _resume(self, job: Job, open_attempts: list[Instance], request: AllocateInput) -> Allocation | None:
+        instance = attempts.current_of(open_attempts)
         if instance is None:
-            return await self._rejection(job, request)
+            return _rejection(open_attempts, request)
         offer = Offer.model_validate(instance.offer)
         if instance.handle is None:
             return await self._create(job, request, instance, offer, known=True)
@@ -76,14 +76,6 @@ class AllocateActivities:
             # The earlier try may have ended between writing the answer down and judging its price.
             return await self._judge_price(job, request, instance, offer, Handle.model_validate(instance.handle))
         return await self._allocation(job, instance, offer)
-
-    async def _rejection(self, job: Job, request: AllocateInput) -> Allocation | None:
-        """What an earlier try rejected for its price, if it ended before the workflow heard that it must delete it."""
-        for instance in await self._context.db.read(lambda session: attempts.open_attempts(session, job.id)):
-            offer = Offer.model_validate(instance.offer)
-            if instance.reason_code == Reason.MAX_COST_EXCEEDED and offer.ref not in request.rejected:
-                return _too_dear(instance, offer)
-        return None
 
     # The walk -----------------------------------------------------------------------------------------------------
 
@@ -121,8 +113,7 @@ class AllocateActivities:
             except ProviderError as error:
                 failures.append(error)
                 log.warning("offers_unavailable", provider=provider.name, kind=error.kind, job_id=job.id)
-        now = self._context.clock()
-        spent = await self._context.db.read(lambda session: accrued(attempts.metered(session, [job.id])[job.id], now))
+        spent = await self._spent(job, spec)
         chosen = menu(spec, offers, self._context.providers.capabilities, spent=spent, rejected=frozenset(rejected))
         return chosen, failures
 
@@ -276,9 +267,7 @@ class AllocateActivities:
         spec = JobSpec.model_validate(job.spec)
         price = offer.price_usd_hr if handle.price_usd_hr is None else handle.price_usd_hr
         now = self._context.clock()
-        spent_before = await self._context.db.read(
-            lambda session: accrued(attempts.metered(session, [job.id])[job.id], now)
-        )
+        spent_before = await self._spent(job, spec)
         first_unit = price * offer.pricing_model.unit_seconds / Decimal(3600)
         ceiling = spec.placement.max_price_usd_hr
         too_dear = (ceiling is not None and price > ceiling) or not affordable(
@@ -303,8 +292,18 @@ class AllocateActivities:
         await self._context.db.write(reject)
         return _too_dear(instance, offer, message)
 
+    async def _spent(self, job: Job, spec: JobSpec) -> Decimal:
+        """What the job's attempts have cost by now (USD); 0 where no limit asks for it."""
+        if spec.limits.max_cost_usd is None:
+            return Decimal(0)
+        now = self._context.clock()
+        return await self._context.db.read(lambda session: accrued(attempts.metered(session, [job.id])[job.id], now))
+
     async def _allocation(self, job: Job, instance: Instance, offer: Offer) -> Allocation:
         now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
+        limits = JobSpec.model_validate(job.spec).limits
+        if limits.max_cost_usd is None and limits.max_runtime_hours is None:
+            return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_ref=offer.ref)
 
         def compute(session: Session) -> Deadline | None:
             row = session.get(Job, job.id)
@@ -315,8 +314,19 @@ class AllocateActivities:
         return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_ref=offer.ref, deadline=deadline)
 
 
-def _unlocked(session: Session, request: AllocateInput) -> Job:
-    return fenced_job(session, request.job_id, request.token, lock=False)
+def _rows(session: Session, request: AllocateInput) -> tuple[Job, list[Instance]]:
+    """The job and its open attempts."""
+    job = fenced_job(session, request.job_id, request.token, lock=False)
+    return job, attempts.open_attempts(session, job.id)
+
+
+def _rejection(open_attempts: list[Instance], request: AllocateInput) -> Allocation | None:
+    """What an earlier try rejected for its price, if it ended before the workflow heard that it must delete it."""
+    for instance in open_attempts:
+        offer = Offer.model_validate(instance.offer)
+        if instance.reason_code == Reason.MAX_COST_EXCEEDED and offer.ref not in request.rejected:
+            return _too_dear(instance, offer)
+    return None
 
 
 def _too_dear(instance: Instance, offer: Offer, message: str | None = None) -> Allocation:

@@ -21,7 +21,7 @@ from store.tables import Instance, Job
 from store.transitions import record
 from workflows.contract import AttemptInput, FailureType
 
-_FIRST_POLL_SECONDS = 0.005
+_FIRST_POLL_SECONDS = 0.01
 _LONGEST_POLL_SECONDS = 1.0
 _PROVIDER_POLL_SECONDS = 2.0
 
@@ -93,8 +93,12 @@ class ProvisionActivities:
         provider = self._context.providers.of(instance.connection_id)
         pause, loop = _FIRST_POLL_SECONDS, asyncio.get_running_loop()
         look_at = loop.time() + _PROVIDER_POLL_SECONDS
+        row, seen = instance, None
         while True:
-            _, row = await self._context.db.read(lambda session: self._rows(session, request))
+            marks = await self._context.db.read(lambda session: attempts.boot_marks(session, instance.id))
+            if marks != seen:
+                _, row = await self._context.db.read(lambda session: self._rows(session, request))
+                seen = marks
             if row.started_at is not None or row.exit_report is not None:
                 await self._store_endpoints(provider, row)
                 return
@@ -103,7 +107,7 @@ class ProvisionActivities:
                 await self._check(provider, row)
                 look_at = loop.time() + _PROVIDER_POLL_SECONDS
             await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+            pause = min(pause * 1.3, _LONGEST_POLL_SECONDS)
 
     def _check_launch(self, instance: Instance) -> None:
         limit = self._context.settings.launch_timeout_seconds

@@ -9,9 +9,10 @@ import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, create_engine, event, literal_column, text
+from sqlalchemy import Engine, Executable, bindparam, create_engine, event, literal_column, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, SQLModel
@@ -37,9 +38,21 @@ def insert_once(session: Session, table: type[SQLModel], unique: Sequence[str], 
 
     Waits for another transaction that is just inserting such a row, instead of failing after it.
     """
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
-    return session.connection().execute(statement.returning(literal_column("1"))).first() is not None
+    statement = _insert_once(table, tuple(unique), tuple(values), is_sqlite(session))
+    return session.connection().execute(statement, values).first() is not None
+
+
+@cache
+def _insert_once(table: type[SQLModel], unique: tuple[str, ...], names: tuple[str, ...], sqlite_: bool) -> Executable:
+    """Kept, because building a statement and its cache key costs more than its execution."""
+    insert = sqlite.insert if sqlite_ else postgresql.insert
+    statement = insert(table).values({name: bindparam(name) for name in names})
+    return statement.on_conflict_do_nothing(index_elements=unique).returning(literal_column("1"))
+
+
+def is_sqlite(session: Session) -> bool:
+    """Whether a transaction that writes is the only one from its beginning: then no row needs a lock of its own."""
+    return session.get_bind().dialect.name == "sqlite"
 
 
 class Database:

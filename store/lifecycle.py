@@ -14,7 +14,7 @@ from sqlmodel import Session, col, select
 from domain.outcome import ExitReport, judge
 from domain.states import EventType, InstanceState, JobState, Reason
 from store import inbox
-from store.db import publish
+from store.db import is_sqlite, publish
 from store.tables import Instance, Job
 from store.transitions import record, transition
 
@@ -192,6 +192,8 @@ def _given_up(instance: Instance) -> bool:
 def _lock(session: Session, instance: Instance) -> Job:
     """Locks the job's row, then the instance's: always in this order, lest two reports wait for each other. Both are
     read anew, since the caller may have read them before it waited."""
+    if is_sqlite(session):
+        return session.get_one(Job, instance.job_id)
     job = session.exec(
         select(Job).where(Job.id == instance.job_id).with_for_update().execution_options(populate_existing=True)
     ).one()

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import bindparam, update
 from sqlmodel import Session, col, select
 
 from domain.ids import JobId, new_id
 from domain.states import EventType, JobState, Reason, sources_of
-from store.db import insert_once, publish
+from store.db import insert_once, is_sqlite, publish
 from store.tables import Job, JobEvent
+
+_LOCKED_STATE = select(Job.state).where(Job.id == bindparam("job")).with_for_update()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ def transition(
 
     `values` are further columns to set with it; `data` goes into the event beside `from`, `to` and the reason.
     """
-    previous = session.exec(select(Job.state).where(Job.id == job_id).with_for_update()).one_or_none()
+    session.flush()
+    previous = session.connection().execute(_LOCKED_STATE, {"job": job_id}).scalar_one_or_none()
     if previous is None:
         raise LookupError(f"no job {job_id}")
     current = JobState(previous)
@@ -81,7 +84,9 @@ def record(
 
     The job's row is locked: events become visible in the order of their numbers, so that no page's cursor skips one.
     """
-    session.exec(select(Job.id).where(Job.id == job_id).with_for_update()).one_or_none()
+    session.flush()
+    if not is_sqlite(session):
+        session.connection().execute(_LOCKED_STATE, {"job": job_id})
     return insert_once(
         session,
         JobEvent,
