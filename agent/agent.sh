@@ -91,8 +91,9 @@ hr_prepare() { # takes the agent's variables out of the environment, looks at th
   { read -r _ && read -r _ hr_umask; } </proc/self/status
   [[ $hr_umask =~ ^0[0-7]+$ ]] || hr_umask=$(umask)
   umask 077
-  for hr_dir in "${TMPDIR:-/tmp}" /tmp /var/tmp /run /dev/shm ""; do
-    [[ -n $hr_dir ]] || hr_fault "no directory can be written: tried TMPDIR, /tmp, /var/tmp, /run and /dev/shm"
+  # Not /tmp, if there is a choice: workloads empty it.
+  for hr_dir in "${TMPDIR:-/run}" /run /var/tmp /tmp /dev/shm ""; do
+    [[ -n $hr_dir ]] || hr_fault "no directory can be written: tried TMPDIR, /run, /var/tmp, /tmp and /dev/shm"
     hr_dir=$hr_dir/headrace-$hr_nonce
     mkdir "$hr_dir" 2>/dev/null && break
   done
@@ -422,6 +423,28 @@ hr_close_streams() { # a process that left the group still holds a pipe: the job
   printf 'eof stdout\neof stderr\n' >&8
 }
 
+hr_end_in_ruins() { # the workload removed the agent's files: what was not sent is lost, but not that it ended
+  local delay=100 text=$'\n[headrace] the agent\'s files were removed: the workload is ended, and output is lost\n'
+  hr_kill_workload
+  kill -KILL -- "-$hr_supervisor" "-$hr_reader_stdout" "-$hr_reader_stderr" "-$hr_poller"
+  local stdout=$((hr_start[stdout] + hr_shift[stdout])) stderr=$((hr_start[stderr] + hr_shift[stderr]))
+  hr_post_from_memory "logs/stderr?offset=$stderr" "$text"
+  [[ $hr_code != 200 ]] || stderr=$((stderr + ${#text}))
+  until [[ $hr_code == 401 ]] || ! command -v curl >/dev/null; do
+    hr_post_from_memory exit "${hr_exit:-status=137&signal=9}&stdout=$stdout&stderr=$stderr"
+    [[ $hr_code != 200 ]] || break
+    hr_back_off $delay
+    hr_longer $delay
+    delay=$hr_delay
+  done
+  hr_over=1
+}
+
+hr_post_from_memory() { # path, body -> hr_code
+  hr_code=$(hr_curl_config "$hr_session" |
+    curl -q -s -K - -o /dev/null -w '%{http_code}' --data-binary "$2" "$hr_url/$1")
+}
+
 hr_next_event() { # -> hr_event. The time-out is for its first byte only: it could cut a line in two, and lose one
   local first rest
   hr_event=
@@ -434,6 +457,10 @@ hr_next_event() { # -> hr_event. The time-out is for its first byte only: it cou
 hr_check_helpers() { # a workload that kills all processes that it sees must not leave a job without an end
   ((SECONDS - hr_checked_at >= 10)) || return
   hr_checked_at=$SECONDS
+  if [[ ! -e curl ]]; then
+    hr_end_in_ruins
+    return
+  fi
   # Behind what the helper may have said before it ended.
   [[ -n $hr_exit ]] || kill -0 "$hr_supervisor" || echo lost >&8
   ((!hr_busy)) || kill -0 "$hr_sender" || echo "unsent $hr_sender" >&8

@@ -1,5 +1,7 @@
 """How a workload ended is told exactly: status and signal, whatever it left behind."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -81,6 +83,30 @@ async def test_a_workload_that_kills_every_process_it_sees_ends_all_the_same(sit
     attempt = await site.script_job("echo before; sleep 0.3; kill -9 -1; sleep 300", under=own_namespace)
     assert await attempt.result(seconds=60) == (137, 9)
     assert attempt.output() == b"before\n"
+
+
+async def test_a_workload_that_removes_the_agents_files_is_ended_and_reported(site: Site) -> None:
+    attempt = await site.script_job("echo before; sleep 1; rm -rf $TMPDIR/headrace-*; sleep 300")
+    assert await attempt.result(seconds=60) == (137, 9)
+    assert attempt.output() == b"before\n"
+    assert b"[headrace] the agent's files were removed" in attempt.output("stderr")
+
+
+async def test_a_workload_may_empty_tmp(site: Site) -> None:
+    # This machine's own /tmp and /run are not for a test: both are new in a namespace of its own.
+    hide = (
+        "mount -t tmpfs none /run && mkdir /run/site && mount --bind . /run/site && mount -t tmpfs none /tmp && "
+        'exec "$@"'
+    )
+    attempt = await site.script_job(
+        "touch /tmp/x; rm -rf /tmp/*; ls -A /tmp; sleep 0.5; echo done; exit 4",
+        environment={"TMPDIR": ""},
+        socket=Path("/run/site/agent/agent.sock"),
+        under=("unshare", "--mount", "bash", "-c", hide, "-"),
+        by_text=True,
+    )
+    assert await attempt.result() == (4, 0)
+    assert attempt.output() == b"done\n"
 
 
 async def test_the_agent_works_the_same_when_its_text_is_the_command(site: Site) -> None:
