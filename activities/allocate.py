@@ -252,7 +252,8 @@ class AllocateActivities:
             if row.confirmed_absent_at is not None or (standing and standing.provider_id != handle.provider_id):
                 return standing
             attempts.allocated(session, row, handle.model_dump(mode="json"), price, source, now)
-            note = f"allocated {offer.provider_sku} in {offer.region} from {offer.provider} at {price} USD/h"
+            where = "" if offer.region == offer.provider else f" in {offer.region}"
+            note = f"allocated {offer.provider_sku} from {offer.provider}{where} at {price} USD/h"
             self._context.logs.append_system(session, row.job_id, [note], now)
             return handle
 

@@ -81,6 +81,11 @@ def affordable(
     """Whether an offer's first unit and its teardown fit into what is left of the limit."""
     if max_cost_usd is None:
         return True
-    units = 1 + -(-timedelta(seconds=teardown_seconds) // timedelta(seconds=unit_seconds))
     # `spent` was divided already: what that cut off must not decide.
-    return spent + usd(units * price * unit_seconds) <= max_cost_usd + _ATTO_USD
+    return spent + least_cost(price, unit_seconds, teardown_seconds) <= max_cost_usd + _ATTO_USD
+
+
+def least_cost(price: UsdPerHour, unit_seconds: int, teardown_seconds: float) -> Usd:
+    """What an offer's first unit and its teardown cost: nothing on it costs less."""
+    units = 1 + -(-timedelta(seconds=teardown_seconds) // timedelta(seconds=unit_seconds))
+    return usd(units * price * unit_seconds)

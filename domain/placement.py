@@ -5,13 +5,15 @@ The same function serves allocation and quotes, so a quote is what a create woul
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 
-from domain.limits import affordable
+from domain.limits import affordable, least_cost
 from domain.money import UsdPerHour
 from domain.offers import Capabilities, Offer
 from domain.spec import ComputeRequest, JobSpec, PlacementStrategy, SpotPolicy
 
+_MICRO_USD = Decimal("1e-6")
+_SHOWN_NAMES = 5
 # Curated precedence of `capacity_optimized`: own hardware first, then breadth of capacity. Unknown ones come last.
 PRECEDENCE = ("local", "ssh", "aws", "gcp", "azure", "nebius", "oci", "runpod", "modal", "vastai")
 
@@ -69,7 +71,7 @@ def menu(
             stopped = [verdict for _, verdict in verdicts if verdict is not None]
             stopped_by |= {_OFFER_RULES[place] for place, _ in stopped}
             if not good:
-                reason = _summary(spec.compute, stopped, tried=len(stopped) < len(verdicts))
+                reason = _summary(spec.compute, candidates, stopped, tried=len(stopped) < len(verdicts))
         if reason is not None:
             refusals.append(Refusal(provider, reason))
     return Menu(
@@ -113,7 +115,7 @@ def _other_hardware(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
     wanted = spec.compute
     if (offer.accelerator, offer.gpu_count) == (wanted.accelerator, wanted.gpu_count):
         return None
-    return f"has no {wanted.gpu_count} {wanted.accelerator}" if wanted.gpu_count else f"has no {wanted.accelerator}"
+    return f"has no {_hardware(wanted)}"
 
 
 def _few_vcpus(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
@@ -159,9 +161,11 @@ def _above_price(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
 
 def _over_limit(spec: JobSpec, offer: Offer, spent: Decimal) -> str | None:
     price, unit_seconds = UsdPerHour(offer.price_usd_hr), offer.pricing_model.unit_seconds
-    if affordable(price, unit_seconds, offer.teardown_seconds, spent, spec.limits.max_cost_usd):
+    most = spec.limits.max_cost_usd
+    if affordable(price, unit_seconds, offer.teardown_seconds, spent, most):
         return None
-    return f"its first billable unit would exceed max_cost_usd {spec.limits.max_cost_usd} at {price} USD/h"
+    least = (spent + least_cost(price, unit_seconds, offer.teardown_seconds)).quantize(_MICRO_USD, ROUND_CEILING)
+    return f"would bring the cost to {least} USD at least (at {price} USD/h): above max_cost_usd {most}"
 
 
 def _taken(_spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
@@ -191,13 +195,23 @@ def _first_refusal(spec: JobSpec, offer: Offer, spent: Decimal) -> tuple[int, st
     return None
 
 
-def _summary(wanted: ComputeRequest, stopped: Sequence[tuple[int, str]], *, tried: bool) -> str:
+def _summary(
+    wanted: ComputeRequest, candidates: Sequence[Offer], stopped: Sequence[tuple[int, str]], *, tried: bool
+) -> str:
     if tried:
         return "all its eligible offers were tried"
     if not stopped:
-        count = f"{wanted.gpu_count} " if wanted.gpu_count else ""
-        return f"has no offers of {count}{wanted.accelerator}"
-    return max(stopped, key=lambda verdict: verdict[0])[1]
+        return f"has no offers of {_hardware(wanted)}"
+    place, reason = max(stopped, key=lambda verdict: verdict[0])
+    if _OFFER_RULES[place] is not _other_hardware:
+        return reason
+    names = sorted({_hardware(offer) for offer in candidates})
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"{reason}, only {', '.join(names[:_SHOWN_NAMES])}{more}"
+
+
+def _hardware(of: ComputeRequest | Offer) -> str:
+    return f"{of.gpu_count} x {of.accelerator}" if of.gpu_count else of.accelerator
 
 
 def _order(strategy: PlacementStrategy) -> Callable[[Offer], tuple[Decimal | int, Decimal | int, str]]:

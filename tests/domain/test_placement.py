@@ -108,9 +108,9 @@ class TestOfferRefusals:
     @pytest.mark.parametrize(
         ("wanted", "offered", "message"),
         [
-            (spec(), offer(accelerator="nvidia-l4-24gb"), f"has no 1 {GPU}"),
-            (spec({"gpu_count": 2}), offer(), f"has no 2 {GPU}"),
-            (spec({"gpu_count": 0, "accelerator": "cpu-general"}), offer(), "has no cpu-general"),
+            (spec(), offer(accelerator="nvidia-l4-24gb"), f"has no 1 x {GPU}, only 1 x nvidia-l4-24gb"),
+            (spec({"gpu_count": 2}), offer(), f"has no 2 x {GPU}, only 1 x {GPU}"),
+            (spec({"gpu_count": 0, "accelerator": "cpu-general"}), offer(), f"has no cpu-general, only 1 x {GPU}"),
             (spec({"vcpu_count": 16}), offer(), "at most 8 vCPUs, 16 wanted"),
             (spec({"ephemeral_disk_gb": 101}), offer(), "100 GB of disk, 101 wanted"),
             (spec({"interconnect": Interconnect.NVLINK}), offer(), "no nvlink interconnect"),
@@ -119,7 +119,11 @@ class TestOfferRefusals:
             (spec(placement={"max_price_usd_hr": Decimal("1.99")}), offer(), "at most 1.99 wanted"),
             (spec(placement={"regions": ("eu",)}), offer(region="us"), "not in the regions eu"),
             (spec(placement={"zones": ("eu-1",)}), offer(zone=None), "not in the zones eu-1"),
-            (spec(limits=Limits(max_cost_usd=Decimal("0.01"))), offer(), "would exceed max_cost_usd 0.01"),
+            (
+                spec(limits=Limits(max_cost_usd=Decimal("0.01"))),
+                offer(),
+                "to 0.066667 USD at least (at 2.00 USD/h): above max_cost_usd 0.01",
+            ),
             (spec(), offer(available=False), "none free now"),
         ],
     )
@@ -149,7 +153,7 @@ class TestOfferRefusals:
         assert ask(spec(), *offers).explain() == "aws: has none free now"
 
     def test_a_connected_backend_without_offers_is_told_of(self) -> None:
-        assert menu(spec(), [], {"gcp": Capabilities()}).explain() == f"gcp: has no offers of 1 {GPU}"
+        assert menu(spec(), [], {"gcp": Capabilities()}).explain() == f"gcp: has no offers of 1 x {GPU}"
         assert menu(spec(), [], {}).explain() == "no backend is connected"
 
     def test_an_eligible_provider_is_not_among_the_refusals(self) -> None:
