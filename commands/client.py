@@ -15,6 +15,7 @@ import httpx
 from commands.exits import CommandError, ExitCode
 
 PREFIX = "/api/v1/compute"
+_ACCELERATORS = f"{PREFIX}/catalog/accelerators/"
 _PATH_SAFE = re.compile(r"^[A-Za-z0-9_.-]{1,128}$")
 
 
@@ -32,6 +33,15 @@ class Credentials:
     source: str
     data_dir: Path
 
+    @property
+    def from_environment(self) -> bool:
+        """Whether the two variables said so, and not a file."""
+        return self.source == "HEADRACE_API_KEY"
+
+    @property
+    def source_of_address(self) -> str:
+        return "HEADRACE_API_URL" if self.from_environment else self.source
+
     def __repr__(self) -> str:
         return f"Credentials(api_url={self.api_url!r}, api_key=***, source={self.source!r})"
 
@@ -48,7 +58,7 @@ def find_credentials(data_dir: Path | None) -> Credentials:
         if not (url and key):
             missing = "HEADRACE_API_KEY" if url else "HEADRACE_API_URL"
             raise CommandError(f"{missing} is not set", code=ExitCode.UNAUTHORIZED, hints=("set both, or neither",))
-        return Credentials(url.rstrip("/"), key, "HEADRACE_API_KEY", directory)
+        return Credentials(_base_url(url), key, "HEADRACE_API_KEY", directory)
     path = directory / "credentials.json"
     try:
         # A key that others can read is no key; say so rather than use it quietly.
@@ -78,6 +88,19 @@ def find_credentials(data_dir: Path | None) -> Credentials:
             hints=(f"chmod 600 {path}",),
         )
     return found
+
+
+def _base_url(url: str) -> str:
+    """`url` without the path of the API, which people copy along with the address.
+
+    Raises:
+        CommandError: it is not an address of HTTP.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise CommandError(
+            f"HEADRACE_API_URL is {url!r}, and must begin with http:// or https://", code=ExitCode.UNAUTHORIZED
+        )
+    return url.rstrip("/").removesuffix(PREFIX)
 
 
 class ApiClient:
@@ -164,7 +187,7 @@ class ApiClient:
         return CommandError(
             f"{self.credentials.api_url} answered {answer.status_code}, not in the way a Headrace server does",
             code=ExitCode.UNREACHABLE,
-            hints=(f"the address comes from {self.credentials.source}",),
+            hints=(f"the address comes from {self.credentials.source_of_address}",),
         )
 
     def _refusal(self, answer: httpx.Response) -> CommandError:
@@ -177,11 +200,13 @@ class ApiClient:
         hints = []
         if "field" in details and str(details["field"]) not in message:
             hints.append(f"the field is {details['field']}")
+        if details.get("field") == "compute.accelerator" or answer.request.url.path.startswith(_ACCELERATORS):
+            hints.append("`headrace accelerators` lists the names")
         if answer.status_code == 401:
             hints.append(f"the key comes from {self.credentials.source}")
             hints.append(
                 f"the key of the stack on this machine is in {self.credentials.data_dir / 'credentials.json'}"
-                if self.credentials.source == "HEADRACE_API_KEY"
+                if self.credentials.from_environment
                 else "is another stack listening at this address?"
             )
         if answer.status_code >= 500 and request_id:
@@ -205,7 +230,7 @@ def _exit_code(status: int) -> ExitCode:
 def unreachable(credentials: Credentials, error: Exception) -> CommandError:
     """No connection, or one that broke off; the hints differ for a stack of this machine and a server elsewhere."""
     reason = "does not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
-    if credentials.source == "HEADRACE_API_KEY":
+    if credentials.from_environment:
         hints: tuple[str, ...] = ("the address comes from HEADRACE_API_URL",)
     else:
         hints = (

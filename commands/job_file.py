@@ -113,6 +113,10 @@ def _inline_script(body: dict[str, Any], name: str, directory: Path) -> None:
     given = [key for key in ("command", "script", "script_file", "script_b64") if key in container]
     if len(given) > 1:
         raise usage(f"{name}: container has {' and '.join(given)}; exactly one of them says what runs")
+    if isinstance(container.get("command"), str):
+        raise usage(
+            f"{name}: container.command is a list of words: [echo, hello]", "for a line of shell write `script: ...`"
+        )
     if "script" in container:
         script = container.pop("script")
         if not isinstance(script, str):

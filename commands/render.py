@@ -20,6 +20,8 @@ from commands.exits import CommandError
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _CONTROL_BUT_COLOUR = re.compile(r"\x1b(?!\[[0-9;]{0,32}m)|[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f]")
 
+_WIDEST_TABLE = 100_000
+
 
 def harmless(text: str, *, colour: bool = False) -> str:
     """`text` without what would move the cursor, set the title or clear the screen of whoever reads it."""
@@ -62,14 +64,13 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns that are wide enough for what is in them; numbers and identifiers are never broken."""
+    """Columns that are wide enough for what is in them: nothing is cut, a narrow terminal wraps the lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(harmless(cell)) for cell in row))
-    # A pipe is given room: nothing is cut to a width that nobody has.
-    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+    console = Console(width=_WIDEST_TABLE, highlight=False)
     with console.capture() as captured:
         console.print(table)
     put("\n".join(line.rstrip() for line in captured.get().splitlines()))

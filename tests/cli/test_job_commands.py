@@ -1,6 +1,7 @@
 """`headrace job ...` and `headrace accelerators` against a real API server."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -120,6 +121,14 @@ class TestShowing:
         assert "job_created" in out
         assert "from=requested, to=allocating" in out
         assert headrace("job", "instances", job_id).code == 0
+
+    def test_a_long_detail_cuts_no_other_column(self, headrace, server, job_id):
+        move(server, job_id, JobState.ALLOCATING)
+        end, now = {"reason": Reason.PROVIDER_ERROR, "message": "x" * 500}, server.services.clock()
+        server.write(lambda s: transition(s, job_id, JobState.FAILED, "end", now, **end))
+        lines = headrace("job", "events", job_id).out.splitlines()
+        assert lines[1].split()[2] == "job_created"
+        assert "x" * 500 in lines[-1]
 
     def test_a_name_that_would_move_the_cursor_is_shown_harmlessly(self, headrace, server):
         headrace(*SUBMIT, "--name", "a\x1b[2Jb", "--", "echo")
@@ -261,6 +270,21 @@ class TestErrors:
         result = headrace("job", "list")
         assert result.code == 4
         assert "HEADRACE_API_KEY is not set" in result.err
+
+    def test_an_address_without_a_scheme_is_said_to_lack_it(self, headrace, monkeypatch):
+        monkeypatch.setenv("HEADRACE_API_URL", "127.0.0.1:8080")
+        monkeypatch.setenv("HEADRACE_API_KEY", "hr_x")
+        result = headrace("job", "list")
+        assert result.code == 4
+        assert "must begin with http:// or https://" in result.err
+
+    def test_an_address_may_have_the_path_of_the_api(self, headrace, server, monkeypatch):
+        monkeypatch.setenv("HEADRACE_API_URL", f"{os.environ['HEADRACE_API_URL']}/api/v1/compute/")
+        assert headrace("job", "list").code == 0
+
+    def test_an_unknown_accelerator_leads_to_the_list(self, headrace, server):
+        for words in ((*SUBMIT, "--accelerator", "h100", "--", "a"), ("accelerators", "h100")):
+            assert "hint: `headrace accelerators` lists the names" in headrace(*words).err
 
     def test_an_unknown_job_is_not_found_and_a_hostile_id_is_not_sent(self, headrace, server):
         assert headrace("job", "get", "job_0000000000000000").code == 5

@@ -76,6 +76,7 @@ class TestRefusals:
             ("a: !!python/object/apply:os.system [id]", "constructor"),
             ("when: 2026-13-45", "month"),
             ("container: {script: 5}", "text of a bash script"),
+            ("container: {command: echo hi}", "list of words"),
             ("a: " + "[" * 5000, "nested too deeply"),
         ],
     )
