@@ -22,6 +22,7 @@ logger = structlog.get_logger(__name__)
 _CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _BOUNDS = ("max_length", "min_length", "le", "lt", "ge", "gt", "max_digits", "decimal_places")
 _SHOWN_PROBLEMS = 10
+_UNKNOWN = "unknown field"
 
 
 def envelope(
@@ -68,7 +69,8 @@ def invalid(error: ValidationError | RequestValidationError, skip: int = 0) -> I
 
     `skip` drops leading parts of the location (FastAPI's `query`, `path`). Input is never echoed: it may be secret.
     """
-    problems = [_problem(entry, skip) for entry in _entries(error)]
+    # A misspelt name is also a missing one: the name that was written says more.
+    problems = sorted((_problem(entry, skip) for entry in _entries(error)), key=lambda p: p["message"] != _UNKNOWN)
     first = problems[0]
     refusal = InvalidRequest(f"{first['field']}: {first['message']}", field=first["field"], limit=first.get("limit"))
     if len(problems) > 1:
@@ -119,7 +121,7 @@ def _problem(entry: Any, skip: int) -> dict[str, Any]:
     if isinstance(cause, HeadraceError):
         problem["message"] = str(cause)
     elif entry["type"] == "extra_forbidden":
-        problem["message"] = "unknown field"
+        problem["message"] = _UNKNOWN
     elif entry["type"] == "missing":
         problem["message"] = "required"
     else:

@@ -70,7 +70,7 @@ def admit(body: Any) -> Admitted:
 def _check_compute(compute: ComputeRequest) -> None:
     entry = BY_NAME.get(compute.accelerator)
     if entry is None:
-        raise refusal("compute.accelerator", "is not in the catalog; GET /catalog/accelerators lists the names")
+        raise refusal("compute.accelerator", "is not in the catalog, which GET /catalog/accelerators lists")
     if isinstance(entry, CpuClass):
         if compute.gpu_count != 0:
             raise refusal("compute.gpu_count", f"must be 0 for {entry.name}, a CPU class", 0)

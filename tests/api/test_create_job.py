@@ -187,6 +187,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, Any]] = [
     ("compute is no object", changed(compute=[]), "compute", None),
     ("unknown field", changed(surprise=1), "surprise", None),
     ("unknown nested field", changed(container__surprise=1), "container.surprise", None),
+    ("a misspelt field", changed(compute__accelerator=..., compute__acelerator="x"), "compute.acelerator", None),
     ("a service block", changed(service={}), "service", None),
     ("both command and script", changed(container__script_b64=script(b"x")), "container", None),
     ("neither command nor script", changed(container__command=...), "container", None),
