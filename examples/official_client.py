@@ -3,7 +3,8 @@
 HEADRACE_API_URL and HEADRACE_API_KEY say where; `headrace up` wrote both into its credentials.json:
 
     export HEADRACE_API_URL=http://127.0.0.1:8080
-    export HEADRACE_API_KEY=$(python3 -c 'import json; print(json.load(open("credentials.json"))["api_key"])')
+    export HEADRACE_API_KEY=hr_...
+    .venv/bin/python examples/official_client.py
 """
 
 import os
@@ -40,6 +41,8 @@ def main() -> int:
             if cursor is None:
                 break
         print(f"{job.id} {job.state} on {job.provider}, {job.accrued_usd} USD")
+        if job.reason:
+            print(f"{job.reason.code}: {job.reason.message}")
         return 0 if job.state == "succeeded" else 1
 
 
