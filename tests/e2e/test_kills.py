@@ -1,7 +1,7 @@
-"""`kill -9` of each process in each phase of a job: the same end, one container, a whole log, nothing left."""
+"""`kill -9` of each process, and of all at once, in each phase of a job: the same end, one container, a whole log,
+nothing left."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -36,6 +36,9 @@ DELETING = (
     "SELECT 1 FROM instance WHERE job_id = :id AND delete_requested_at IS NOT NULL AND confirmed_absent_at IS NULL"
 )
 
+OVER = """SELECT 1 FROM job WHERE id = :id AND terminal_at IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM instance WHERE job_id = :id AND confirmed_absent_at IS NULL)"""
+
 PHASES = [
     Phase("allocating", in_state("allocating")),
     Phase("provisioning", in_state("provisioning")),
@@ -47,8 +50,8 @@ PHASES = [
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("victim", ["worker", "api", "temporal"])
-def test_a_process_that_is_killed_in_any_phase_changes_nothing_for_the_job(stack: Stack, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["worker", "api", "temporal", "everything"])
+def test_what_is_killed_in_any_phase_changes_nothing_for_the_job(stack: Stack, victim: str) -> None:
     jobs: dict[str, Phase] = {}
     for phase in PHASES:
         hit = False
@@ -58,7 +61,9 @@ def test_a_process_that_is_killed_in_any_phase_changes_nothing_for_the_job(stack
             if phase.terminated:
                 stack.until_state(job_id, "running")
                 stack.terminate(job_id)
-            hit = _kill_in(phase, job_id, lambda: stack.kill(victim), stack)
+            hit = _kill_in(phase, job_id, victim, stack)
+            if stack.process is None:
+                stack.start()
             stack.until_ready()
             if hit:
                 break
@@ -74,17 +79,15 @@ def test_a_process_that_is_killed_in_any_phase_changes_nothing_for_the_job(stack
     assert_clean(stack, list(jobs))
 
 
-def _kill_in(phase: Phase, job_id: str, kill: Callable[[], None], stack: Stack) -> bool:
-    """Kills at the first sight of the phase; whether the job was still in it when the victim was dead."""
+def _kill_in(phase: Phase, job_id: str, victim: str, stack: Stack) -> bool:
+    """Kills at the first sight of the phase; whether the job was still in it afterwards."""
     deadline = time.monotonic() + 90
     while not stack.rows(phase.query, id=job_id):
-        over = stack.rows("SELECT 1 FROM job WHERE id = :id AND terminal_at IS NOT NULL", id=job_id)
-        if over and phase.query is not DELETING:
-            return False
-        if over and not stack.rows(
-            "SELECT 1 FROM instance WHERE job_id = :id AND confirmed_absent_at IS NULL", id=job_id
-        ):
+        if stack.rows(OVER, id=job_id):
             return False
         assert time.monotonic() < deadline, (phase.name, stack.job(job_id), stack.events(job_id))
-    kill()
+    if victim == "everything":
+        stack.kill_everything()
+    else:
+        stack.kill(victim)
     return bool(stack.rows(phase.query, id=job_id))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -93,6 +92,8 @@ class Stack:
             )
         until(self._has_come_up, self.said, _READY_SECONDS, pause=0.05)
         self.until_ready()
+        # Its port may be another one than before.
+        self._client = None
 
     def stop(self) -> None:
         """As Ctrl-C does. What is left of its processes after that is killed and fails the test."""
@@ -282,12 +283,9 @@ class Stack:
 
     def until_terminal(self, job_id: str, seconds: float = 90) -> dict[str, Any]:
         """The finished job's record."""
-
-        def ended() -> dict[str, Any] | None:
-            job = self.job(job_id)
-            return job if job["state"] in _TERMINAL else None
-
-        return dict(until(ended, lambda: f"{self.job(job_id)} {self.events(job_id)}", seconds, pause=0.1))
+        what = lambda: f"{self.job(job_id)} {self.events(job_id)}"  # noqa: E731
+        until(lambda: self.state(job_id) in _TERMINAL, what, seconds, pause=0.05)
+        return self.job(job_id)
 
     def _http(self) -> httpx.Client:
         if self._client is None:
@@ -434,29 +432,3 @@ def running_stack(engine: str, **environment: str) -> Iterator[Stack]:
         yield stack
     finally:
         stack.close()
-
-
-class Background:
-    """Runs a function again and again in a thread, until the block ends; its failure is the block's."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step, self._ended = step, threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> "Background":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(60)
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                self._step()
-        except BaseException as failure:
-            self._failure = failure
