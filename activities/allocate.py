@@ -301,18 +301,26 @@ class AllocateActivities:
         return await self._context.db.read(lambda session: accrued(attempts.metered(session, [job.id])[job.id], now))
 
     async def _allocation(self, job: Job, instance: Instance, offer: Offer) -> Allocation:
+        return Allocation(
+            AllocationOutcome.ALLOCATED,
+            attempt_id=instance.id,
+            offer_ref=offer.ref,
+            deadline=await self._deadline(job),
+            on_this_machine=self._context.providers.of(offer.connection_id).capabilities.shared_host,
+        )
+
+    async def _deadline(self, job: Job) -> Deadline | None:
         now, drain = self._context.clock(), self._context.settings.terminate_drain_seconds
         limits = JobSpec.model_validate(job.spec).limits
         if limits.max_cost_usd is None and limits.max_runtime_hours is None:
-            return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_ref=offer.ref)
+            return None
 
         def compute(session: Session) -> Deadline | None:
             row = session.get(Job, job.id)
             assert row is not None
             return limit_deadline(session, row, now, drain)
 
-        deadline = await self._context.db.read(compute)
-        return Allocation(AllocationOutcome.ALLOCATED, attempt_id=instance.id, offer_ref=offer.ref, deadline=deadline)
+        return await self._context.db.read(compute)
 
 
 def _rows(session: Session, request: AllocateInput) -> tuple[Job, list[Instance]]:

@@ -32,6 +32,7 @@ with workflow.unsafe.imports_passed_through():
         AttemptInput,
         Claim,
         Deadline,
+        Deallocated,
         DeallocationInput,
         DrainInput,
         FailAttemptInput,
@@ -89,6 +90,7 @@ class ComputeJob:
         self._rejected: tuple[str, ...] = ()
         self._capacity_until: datetime | None = None
         self._deadline: Deadline | None = None
+        self._on_this_machine = False
         self._deletions_accepted: set[str] = set()
         self._deletions_started: list[str] = []
         self._stopping: str | None = None
@@ -307,6 +309,7 @@ class ComputeJob:
                 self._attempt_id = allocation.attempt_id
                 self._attempts += 1
                 self._deadline = allocation.deadline
+                self._on_this_machine = allocation.on_this_machine
                 return
             if allocation.outcome is AllocationOutcome.TOO_DEAR:
                 assert allocation.attempt_id is not None
@@ -467,6 +470,8 @@ class ComputeJob:
         ending = ending or SettleInput(self._job_id, self._token, message="its attempt had been given up already")
         drain = self._policy.terminate_drain if killed else 0.0
         open_attempts = await self._open_attempts(claim)
+        if self._on_this_machine and not killed:
+            await self._delete_at_once(open_attempts)
         await self._delete(open_attempts, drain)
         try:
             await workflow.wait_condition(
@@ -506,6 +511,29 @@ class ComputeJob:
                 continue
             self._deletions_started.append(attempt)
             await asyncio.shield(self._start_deallocation(attempt, drain_seconds))
+
+    async def _delete_at_once(self, attempts: tuple[str, ...]) -> None:
+        """One delete call of our own for what is mostly gone with it, since a workflow for it would cost as much as all
+        else that Temporal does for the job. What is not gone by then gets its workflow."""
+        for attempt in attempts:
+            if attempt in self._deletions_started:
+                continue
+            try:
+                answer: Deallocated = await workflow.execute_local_activity(
+                    "deallocate",
+                    DeallocationInput(self._job_id, attempt, 0, self._policy.activity_timeout),
+                    result_type=Deallocated,
+                    start_to_close_timeout=timedelta(seconds=min(max(1.0, self._policy.delete_accept / 2), 5.0)),
+                    retry_policy=RetryPolicy(maximum_attempts=1),
+                )
+            except FailureError as error:
+                if is_cancelled_exception(error):
+                    raise
+                workflow.logger.info("not deleted at once", extra={"job_id": self._job_id, "attempt_id": attempt})
+                return
+            if answer.gone:
+                self._deletions_started.append(attempt)
+            self._deletions_accepted.add(attempt)
 
     async def _start_deallocation(self, attempt: str, drain_seconds: float) -> None:
         try:

@@ -115,6 +115,8 @@ class Allocation:
     deadline: Deadline | None = None
     reason: Reason | None = None
     message: str | None = None
+    on_this_machine: bool = False
+    """The backend is the host of this worker: what is deleted there is mostly gone at once."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Rows:
     stopped_at_provision: bool = False
     result: StreamResult = field(default_factory=lambda: StreamResult(StreamOutcome.EXITED))
     exit_came_first: bool = False
+    refused_deletions: int = 0
     calls: list[str] = field(default_factory=list)
 
     async def outcome(self, address: str) -> str:
@@ -116,8 +117,16 @@ class Rows:
 
     @activity.defn
     async def deallocate(self, deletion: DeallocationInput) -> Deallocated:
-        self.calls.append(f"delete {deletion.attempt_id}")
+        by = "job" if activity.info().is_local else activity.info().workflow_type
+        self.calls.append(f"delete {deletion.attempt_id} by {by}" if self.on_this_machine else f"delete {ATTEMPT}")
+        if self.refused_deletions:
+            self.refused_deletions -= 1
+            raise ApplicationError("the engine does not answer")
         return Deallocated(gone=True)
+
+    @property
+    def on_this_machine(self) -> bool:
+        return self.allocations[0].on_this_machine
 
 
 async def test_an_exit_that_came_before_the_loss_was_noted_is_drained_and_counts(temporal_address: str) -> None:
@@ -151,3 +160,26 @@ async def test_a_job_that_is_stopped_while_it_boots_ends_without_a_signal(tempor
     assert await rows.outcome(temporal_address) == "as the row says"
 
     assert sorted(rows.calls) == ["allocate", f"delete {ATTEMPT}", "provision", "settle None"]
+
+
+ON_THIS_MACHINE = (Allocation(AllocationOutcome.ALLOCATED, ATTEMPT, "local/offer", on_this_machine=True),)
+
+
+async def test_what_ends_on_this_machine_is_deleted_without_a_workflow_for_it(temporal_address: str) -> None:
+    rows = Rows(allocations=ON_THIS_MACHINE)
+
+    assert await rows.outcome(temporal_address) == "as the row says"
+
+    assert rows.calls[-2:] == [f"delete {ATTEMPT} by job", f"settle {ATTEMPT}"]
+
+
+async def test_what_is_not_deleted_at_once_gets_its_workflow(temporal_address: str) -> None:
+    rows = Rows(allocations=ON_THIS_MACHINE, refused_deletions=1)
+
+    assert await rows.outcome(temporal_address) == "as the row says"
+
+    assert rows.calls[4:] == [
+        f"delete {ATTEMPT} by job",
+        f"delete {ATTEMPT} by Deallocation",
+        f"settle {ATTEMPT}",
+    ]
