@@ -21,6 +21,8 @@ _UIDS = 65_536 * 1024
 
 _PROCESSES = 4096
 _KILLED_FIRST = 1000
+_SPARE_BYTES = 1 << 20
+"""So that a full directory says so before the limit of a file kills."""
 _STAGE = "/stage"
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _WRITABLE = (
@@ -125,7 +127,7 @@ def command(
     """
     directory_bytes = max(1, memory_bytes // 4)
     # No file is larger than a writable directory; what is beyond it can only be the agent's own output, on the disk.
-    bounds = ["choom", f"--adjust={_KILLED_FIRST}", "--", "prlimit", f"--fsize={directory_bytes}"]
+    bounds = ["choom", f"--adjust={_KILLED_FIRST}", "--", "prlimit", f"--fsize={directory_bytes + _SPARE_BYTES}"]
     if uid is None:
         inner = _inner(paths, hostname, agent, paths.etc, paths.python, status_fd, directory_bytes)
         return [*bounds, "--", str(paths.bubblewrap), *inner, "--", *argv]
