@@ -98,6 +98,10 @@ class LineMaker:
         if b"\r" not in data and max(map(len, lines)) <= MAX_LINE_BYTES:
             made.texts += _text(data).split("\n")
             return
+        if max(map(len, lines)) <= MAX_LINE_BYTES:
+            # Each of them begins and ends here: none needs the state of the one before.
+            made.texts += _text(b"\n".join(map(_last_state, lines))).split("\n")
+            return
         for line in lines:
             self._add(line, made, now)
             self._end_line(made)
@@ -188,6 +192,15 @@ class LineMaker:
         maker._in_progress_since = _from_microseconds(since)
         maker._last_snapshot_at = _from_microseconds(snapshot)
         return maker
+
+
+def _last_state(line: bytes) -> bytes:
+    """What a whole line shows in the end: its newest state that shows something, else its newest that is not empty."""
+    _, _, state = line.rpartition(b"\r")
+    if b"\r" not in line or (b"\x1b" not in state and state.strip()):
+        return state
+    states = [state for state in reversed(line.split(b"\r")) if state]
+    return next((state for state in states if not _is_blank(state)), states[0] if states else b"")
 
 
 def _is_blank(state: bytes) -> bool:
