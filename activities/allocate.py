@@ -41,7 +41,7 @@ from workflows.contract import AllocateInput, Allocation, AllocationOutcome, Dea
 _MOVES_ON = (NoCapacity, QuotaExceeded, AuthError, PermissionDenied, BillingBlocked)
 _LOOKUPS = 6
 _SLOT_ROUND_SECONDS = 20.0
-_SLOT_POLL_SECONDS = 1.0
+_SLOT_POLL_SECONDS = 2.0
 _MOST_WAITING = 50
 _LIVE = {JobState.ALLOCATING, JobState.PROVISIONING, JobState.RUNNING}
 

@@ -21,7 +21,7 @@ from store.tables import Instance, Job
 from store.transitions import record
 from workflows.contract import AttemptInput, FailureType
 
-_FIRST_POLL_SECONDS = 0.01
+_FIRST_POLL_SECONDS = 0.015
 _LONGEST_POLL_SECONDS = 1.0
 _PROVIDER_POLL_SECONDS = 2.0
 
@@ -107,7 +107,7 @@ class ProvisionActivities:
                 await self._check(provider, row)
                 look_at = loop.time() + _PROVIDER_POLL_SECONDS
             await asyncio.sleep(pause)
-            pause = min(pause * 1.3, _LONGEST_POLL_SECONDS)
+            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
 
     def _check_launch(self, instance: Instance) -> None:
         limit = self._context.settings.launch_timeout_seconds

@@ -41,7 +41,6 @@ class RecordActivities:
             session.flush()
             if job.state == JobState.REQUESTED:
                 transition(session, job_id, JobState.ALLOCATING, "allocating", now)
-                session.refresh(job)
             state = JobState(job.state)
             open_attempts = attempts.open_attempts(session, job_id)
             exited = [a for a in open_attempts if a.exit_report is not None]

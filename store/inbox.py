@@ -4,15 +4,32 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import Integer, bindparam, update
 from sqlmodel import Session, col, select
 
+from store.columns import UtcDateTime
 from store.db import insert_once, publish
 from store.tables import InboxRow
 
 START, TERMINATE, EXIT, PRICE = "start", "terminate", "exit", "price"
 TOPIC = "inbox"
 _MOST_CHARACTERS = 500
+
+_DUE = (
+    select(InboxRow)
+    .where(col(InboxRow.delivered_at).is_(None), InboxRow.due_at <= bindparam("now", type_=UtcDateTime))
+    .order_by(col(InboxRow.id))
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(skip_locked=True)
+)
+_LEASE = (
+    update(InboxRow)
+    .where(col(InboxRow.id) == bindparam("row"))
+    .values(due_at=bindparam("until"), tries=InboxRow.tries + 1)
+)
+_DELIVERED = (
+    update(InboxRow).where(col(InboxRow.id) == bindparam("row")).values(delivered_at=bindparam("now"), last_error=None)
+)
 
 
 def put(
@@ -47,20 +64,10 @@ def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: flo
 
     A dispatcher that dies leaves them due again; delivery is idempotent, so a second one does no harm.
     """
-    due = (
-        select(InboxRow)
-        .where(col(InboxRow.delivered_at).is_(None), InboxRow.due_at <= now)
-        .order_by(col(InboxRow.id))
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    rows = list(session.exec(due).all())
+    rows = list(session.execute(_DUE, {"now": now, "most": limit}).scalars())
     if rows:
-        session.exec(
-            update(InboxRow)
-            .where(col(InboxRow.id).in_([row.id for row in rows]))
-            .values(due_at=now + timedelta(seconds=lease_seconds), tries=InboxRow.tries + 1)
-        )
+        leased = [{"row": row.id, "until": now + timedelta(seconds=lease_seconds)} for row in rows]
+        session.connection().execute(_LEASE, leased)
     for row in rows:
         session.expunge(row)
     return rows
@@ -68,7 +75,7 @@ def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: flo
 
 def mark_delivered(session: Session, ids: Sequence[int], now: datetime) -> None:
     """The rows need no further delivery."""
-    session.exec(update(InboxRow).where(col(InboxRow.id).in_(ids)).values(delivered_at=now, last_error=None))
+    session.connection().execute(_DELIVERED, [{"row": row_id, "now": now} for row_id in ids])
 
 
 def mark_failed(session: Session, row_id: int, error: str, retry_at: datetime) -> None:

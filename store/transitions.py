@@ -6,9 +6,12 @@ is refused with the state that stands. Terminal states never change.
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import bindparam, update
+from sqlalchemy import Update, bindparam, update
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.util import identity_key
 from sqlmodel import Session, col, select
 
 from domain.ids import JobId, new_id
@@ -72,9 +75,21 @@ def transition(
     if not record(session, job_id, event, transition_id, now, {**shown, **(data or {})}):
         # This very transition was applied before, and the job has moved on since: it must not be moved back.
         return Outcome(False, current, _was_applied(session, job_id, wanted, transition_id))
-    session.exec(update(Job).where(col(Job.id) == job_id, col(Job.state) == current.value).values(**changes))
+    parameters = {f"new_{name}": value for name, value in changes.items()}
+    session.connection().execute(_change(tuple(changes)), {**parameters, "job": job_id, "seen": current.value})
+    loaded = session.identity_map.get(identity_key(Job, job_id))
+    if loaded is not None:
+        for name, value in changes.items():
+            set_committed_value(loaded, name, value)
     publish(session, "jobs")
     return Outcome(True, wanted)
+
+
+@cache
+def _change(names: tuple[str, ...]) -> Update:
+    """Kept, because building a statement and its cache key costs more than its execution."""
+    values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+    return update(Job).where(col(Job.id) == bindparam("job"), col(Job.state) == bindparam("seen")).values(values)
 
 
 def record(

@@ -1,7 +1,8 @@
 """Who an agent is: its bootstrap token names an attempt, its session token is found by its hash on the row."""
 
 from fastapi import Request
-from sqlmodel import Session, select
+from sqlalchemy import bindparam, select
+from sqlmodel import Session, col
 
 from api.services import Services
 from domain.errors import NotAuthenticated
@@ -9,6 +10,8 @@ from domain.ids import AttemptId
 from store import attempts
 from store.tables import Instance
 from store.vault import hash_token
+
+_BY_SESSION = select(Instance).where(col(Instance.session_hash) == bindparam("wanted"))
 
 
 def bearer(request: Request) -> str:
@@ -53,7 +56,7 @@ def session_row(session: Session, token: str) -> Instance:
     Raises:
         NotAuthenticated: unknown (`unauthenticated`), or the instance was confirmed absent (`revoked`).
     """
-    return _valid(session.exec(select(Instance).where(Instance.session_hash == hash_token(token))).one_or_none())
+    return _valid(session.execute(_BY_SESSION, {"wanted": hash_token(token)}).scalar_one_or_none())
 
 
 def _valid(instance: Instance | None) -> Instance:

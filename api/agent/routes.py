@@ -29,6 +29,7 @@ from domain.spec import Workload
 from domain.states import EventType, Reason
 from observability import count_log_bytes
 from store import lifecycle
+from store.db import is_sqlite
 from store.lifecycle import LaunchAnswer
 from store.logs.store import Ack
 from store.tables import Instance, Job
@@ -135,8 +136,9 @@ async def logs(
     services = _services(request)
 
     def store(session: Session, instance: Instance, now: datetime) -> Ack:
-        # Against an exit report that is being stored: one of the two must see the other.
-        session.refresh(instance, with_for_update=True)
+        if not is_sqlite(session):
+            # Against an exit report that is being stored: one of the two must see the other.
+            session.refresh(instance, with_for_update=True)
         ack = services.logs.append_chunk(session, instance, stream, offset, data, now)
         _finish_if_complete(services, session, instance, now)
         return ack

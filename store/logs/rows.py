@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Insert, delete, insert
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
-from store.db import publish
+from store.db import is_sqlite, publish
 from store.logs.blocks import Block, BlockLimits, encode
 from store.tables import LogBlob, LogChunk, LogState
 
@@ -20,6 +20,7 @@ _TRIM_AT_PERCENT = 110
 _HOT_LEVEL = 1
 _BATCH = 100
 _UNSYNCHRONIZED = {"synchronize_session": False}
+_ADD_CHUNKS = insert(LogChunk)
 
 LIGHT = tuple(defer(column) for column in (LogChunk.data, LogChunk.blocks))  # type: ignore[arg-type]
 """Query options: chunks without what is large."""
@@ -52,18 +53,21 @@ def topic(job_id: str) -> str:
 
 def lock_state(session: Session, job_id: str) -> LogState:
     """The job's counters, locked until the transaction ends; made when there are none."""
+    if is_sqlite(session):
+        state = session.get(LogState, job_id)
+        if state is None:
+            state = LogState(job_id=job_id)
+            session.add(state)
+        return state
     state = session.get(LogState, job_id, with_for_update=True)
     if state is None:
-        session.connection().execute(_insert_unless_there(session, job_id))
+        session.connection().execute(_insert_unless_there(job_id))
         state = session.get_one(LogState, job_id, with_for_update=True)
     return state
 
 
-def _insert_unless_there(session: Session, job_id: str) -> Insert:
-    row = LogState(job_id=job_id).model_dump()
-    if session.get_bind().dialect.name == "postgresql":
-        return postgresql.insert(LogState).values(**row).on_conflict_do_nothing()
-    return sqlite.insert(LogState).values(**row).on_conflict_do_nothing()
+def _insert_unless_there(job_id: str) -> Insert:
+    return postgresql.insert(LogState).values(**LogState(job_id=job_id).model_dump()).on_conflict_do_nothing()
 
 
 def append_blocks(session: Session, state: LogState, blocks: Iterable[Block], now: datetime, sizes: Sizes) -> None:
@@ -92,7 +96,7 @@ def append_blocks(session: Session, state: LogState, blocks: Iterable[Block], no
         return
     state.hot_rows += len(rows)
     state.hot_since = state.hot_since or now
-    session.connection().execute(insert(LogChunk), rows)
+    session.connection().execute(_ADD_CHUNKS, rows)
     session.add(state)
     if state.stored_bytes > sizes.trim_above_bytes:
         trim(session, state, sizes, now)
