@@ -114,7 +114,8 @@ async def login(request: Request) -> Response:
         return _form_page(
             status=403, problem=f"This key has the role {principal.role}; {Role.CLUSTER_ADMIN} is needed."
         )
-    response = _signed_in_page(services.settings.temporal_ui_url)
+    scheme = "https" if _served_over_https(request) else "http"
+    response = _signed_in_page(services.settings.temporal_ui_url, f"{scheme}://{request.url.netloc}/codec")
     response.set_cookie(
         COOKIE,
         issue_session(services.vault, principal.key_id, services.clock() + SESSION),
@@ -249,8 +250,12 @@ def _form_page(status: int, problem: str | None = None) -> Response:
     return _page("Headrace: decode payloads", form, status)
 
 
-def _signed_in_page(ui_url: str | None) -> Response:
+def _signed_in_page(ui_url: str | None, codec_url: str) -> Response:
     safe = html.escape(ui_url or "", quote=True)
     link = f'<p>Open the <a href="{safe}">Temporal UI</a>.</p>' if ui_url else "<p>Open the Temporal UI.</p>"
     out = '<form method="post" action="/codec/logout"><p><button type="submit">Sign out</button></p></form>'
-    return _page("Headrace: signed in", link + out, 200)
+    red = (
+        "<p>If the glasses at its top right are red, click them: <em>Use my browser setting</em>, the endpoint "
+        f"<code>{html.escape(codec_url)}</code>, <em>Include cross-origin credentials</em>, <em>Apply</em>; reload.</p>"
+    )
+    return _page("Headrace: signed in", link + red + out, 200)
