@@ -62,8 +62,10 @@ def init(
     if made is None:
         say("the installation exists already; --new-key makes another admin key")
         return
-    api_url = settings.public_url or f"http://{settings.api_host}:{settings.api_port}"
-    content = {"api_url": api_url, "api_key": made.api_key, "org_id": made.org_id}
+    # An embedded stack chose its ports itself: its file knows them, and keeps what else it says.
+    known = DataDirectory(settings.data_dir).read(CREDENTIALS_FILE)
+    here = known.get("api_url") or f"http://{settings.api_host}:{settings.api_port}"
+    content = {**known, "api_url": settings.public_url or here, "api_key": made.api_key, "org_id": made.org_id}
     try:
         DataDirectory(target.parent).write(target.name, content)
     except OSError as error:

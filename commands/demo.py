@@ -62,7 +62,8 @@ def demo(
                 say("the stack stays up; Ctrl-C stops it")
                 with contextlib.suppress(KeyboardInterrupt):
                     stack.wait()
-        say("the stack is stopped; `make up` (or `headrace up`) starts it again, with this job in it, and keeps it")
+        again = "`make up` (or `headrace up`)" if data_dir is None else f"`headrace up --data-dir {data_dir}`"
+        say(f"the stack is stopped; {again} starts it again, with this job in it, and keeps it")
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 

@@ -33,7 +33,8 @@ def prepare_image(data_dir: Path, say: Callable[[str], None]) -> str:
     if selection.name is None:
         raise CommandError(f"nothing here can run a workload: {selection.explain()}", code=ExitCode.STACK_FAILED)
     if selection.setup is None:
-        say("no container engine works here:")
+        if selection.rejected:
+            say("no container engine works here:")
         for engine, reason in dict.fromkeys(selection.rejected):
             say(f"  {engine}: {reason}")
         say("the job runs in a sandbox, with this machine's programs; the image is not used, limits are not enforced")

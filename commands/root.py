@@ -37,11 +37,12 @@ def headrace(
     """Run GPU compute jobs to completion: submit, watch, and know what they cost."""
 
 
-app.command("up")(up.up)
-app.command("demo")(demo.demo)
+# The short forms fit the list of `headrace --help` on 80 columns.
+app.command("up", short_help="Start the embedded stack, and keep it running until Ctrl-C.")(up.up)
+app.command("demo", short_help="Run a real training job from nothing: stack, log, bill.")(demo.demo)
 app.add_typer(job.app, name="job")
-app.command("accelerators")(accelerators.accelerators)
-app.command("replay")(replay.replay)
-app.command("worker")(processes.worker)
-app.command("api")(processes.api)
-app.add_typer(database.app, name="db")
+app.command("accelerators", short_help="List what can be asked for: GPUs and CPU classes.")(accelerators.accelerators)
+app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
+app.command("worker", short_help="Run a Temporal worker.")(processes.worker)
+app.command("api", short_help="Run an API server.")(processes.api)
+app.add_typer(database.app, name="db", short_help="Upgrade the database, create an installation.")

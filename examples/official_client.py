@@ -19,7 +19,10 @@ TERMINAL = {"succeeded", "failed", "terminated"}
 
 def main() -> int:
     """Runs one job; 0 when it succeeded."""
-    with SDK(bearer_auth=os.environ["HEADRACE_API_KEY"], server_url=os.environ["HEADRACE_API_URL"]) as sdk:
+    url, key = os.environ.get("HEADRACE_API_URL"), os.environ.get("HEADRACE_API_KEY")
+    if not (url and key):
+        sys.exit("HEADRACE_API_URL and HEADRACE_API_KEY are not both set: the top of this file says how")
+    with SDK(bearer_auth=key, server_url=url) as sdk:
         job = sdk.compute_jobs.create_job(
             # The same key again gives the same job: a retry after a lost answer costs nothing.
             idempotency_key=str(uuid.uuid4()),

@@ -60,6 +60,17 @@ def test_a_second_run_changes_nothing_and_new_key_makes_another(run, empty_datab
     assert role_of(empty_database_url, tmp_path / "credentials.json") is Role.CLUSTER_ADMIN
 
 
+def test_a_new_key_leaves_the_addresses_of_an_embedded_stack(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run()
+    credentials = tmp_path / "credentials.json"
+    stack = {"temporal_address": "127.0.0.1:7233", "api_key": "hr_old"}
+    credentials.write_text(json.dumps({**json.loads(credentials.read_text()), **stack}))
+    assert run("--new-key").returncode == 0
+    after = json.loads(credentials.read_text())
+    assert after["temporal_address"] == "127.0.0.1:7233"
+    assert after["api_key"] != "hr_old"
+
+
 def test_a_directory_that_is_missing_is_an_error_before_anything_is_made(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     result = run("--credentials", str(tmp_path / "missing" / "file.json"))
     assert result.returncode == 2
