@@ -128,15 +128,16 @@ class Stack:
     def held_down(self, name: str) -> Iterator[None]:
         """The process is killed and stays dead inside: its supervisor stands still."""
         assert self.process is not None
+        victim = psutil.Process(self.pid(name))
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
-            victim = psutil.Process(self.processes()[name])
             victim.kill()
             # It stays a zombie, since the supervisor does not look.
             until(lambda: victim.status() == psutil.STATUS_ZOMBIE, f"the death of {name}")
             yield
         finally:
             os.kill(self.process.pid, signal.SIGCONT)
+        until(lambda: self.pid(name) != victim.pid, f"{name} is started again")
         self.until_ready()
 
     @contextlib.contextmanager
@@ -158,9 +159,10 @@ class Stack:
 
         def alive() -> int | None:
             number = self.processes().get(name)
-            if number is None or not psutil.pid_exists(number):
-                return None
-            return None if psutil.Process(number).status() == psutil.STATUS_ZOMBIE else number
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if number is not None and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+                    return number
+            return None
 
         return int(until(alive, f"{name} runs", _READY_SECONDS))
 
