@@ -7,7 +7,7 @@ that appending, sealing and trimming leave valid.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any
 
 from sqlalchemy import func
@@ -24,6 +24,8 @@ _TRIES = 5
 # Most pages need few chunks; many small ones are read in fewer queries.
 _FIRST_BATCH = 16
 _NEXT_BATCH = 1_000
+_PAGE_CHARACTERS = 2 << 20
+"""A page of long lines ends here, with fewer than its limit: an answer is in memory as long as its reader takes."""
 
 
 class _Moved(HeadraceError):
@@ -79,7 +81,8 @@ class _Plan:
 async def read_page(
     db: Database, blobs: BlobStore, job_id: str, *, source: str | None, ascending: bool, after: int | None, limit: int
 ) -> LogPage:
-    """The next `limit` lines after the number `after`, oldest or newest first; of one source if it is given."""
+    """The next `limit` lines after the number `after`, oldest or newest first; of one source if it is given. Fewer when
+    they are very long."""
     if limit < 1:
         raise ValueError(f"a page of {limit} lines: at least 1")
     query = _Query(job_id, source, ascending, after, limit)
@@ -175,14 +178,20 @@ def _collect(plan: _Plan, query: _Query, blobs: BlobStore) -> LogPage:
         lines_of(decode(data), piece.first_seq, source=query.source, ascending=query.ascending, after=query.after)
         for piece, data in _with_data(plan, blobs)
     )
-    # One more than the page tells whether there is a next one.
-    lines = list(islice(chain.from_iterable(found), query.limit + 1))
+    lines: list[LogLine] = []
+    characters, more = 0, False
+    for line in chain.from_iterable(found):
+        characters += len(line.message)
+        more = len(lines) == query.limit or (characters > _PAGE_CHARACTERS and bool(lines))
+        if more:
+            break
+        lines.append(line)
     if plan.counting_line is not None:
         if query.ascending and query.after is None:
             lines.insert(0, plan.counting_line)
-        elif not query.ascending and query.after != 0:
+        elif not query.ascending and query.after != 0 and not more:
             lines.append(plan.counting_line)
-    more = len(lines) > query.limit
+    more = more or len(lines) > query.limit
     del lines[query.limit :]
     return LogPage(lines, lines[-1].seq if more else None, plan.total)
 

@@ -33,6 +33,7 @@ from store.logs.store import Ack, LogLine, LogStore
 from store.tables import Instance, Job, JobEvent, LogStream
 from store.vault import Vault
 from tests.support.factory import Factory
+from tests.support.logs import everything
 
 
 class RecordingLogs(LogStore):
@@ -80,8 +81,7 @@ class Attempt:
         return bytes(self.site.logs.accepted.get((self.instance.id, stream), b""))
 
     async def lines(self, source: str | None = "user") -> list[LogLine]:
-        page = await self.site.logs.page(self.job.id, source=source, limit=1_000_000)
-        return list(page.lines)
+        return await everything(self.site.logs, self.job.id, source=source)
 
     async def terminate(self) -> None:
         now = utc_now()

@@ -256,6 +256,22 @@ class TestPages:
                 await logs.seal(job_id)
         assert seen == (list(range(sent)) if ascending else list(range(299, -1, -1)))
 
+    @pytest.mark.parametrize("sealed", [False, True], ids=["hot", "sealed"])
+    @pytest.mark.parametrize("ascending", [True, False])
+    async def test_a_page_of_very_long_lines_is_cut_short_and_no_line_is_lost(
+        self, writer: LogWriter, logs: LogStore, ascending: bool, sealed: bool
+    ) -> None:
+        numbers = range(90)
+        for i in numbers:
+            writer.send(b"%d " % i + b"x" * 60_000 + b"\n")
+        if sealed:
+            await logs.seal(writer.instance.job_id)
+        page = await logs.page(writer.instance.job_id, ascending=ascending, limit=1000)
+        assert 1 < len(page.lines) < 90
+        assert sum(len(line.message) for line in page.lines) <= 2 << 20
+        lines = await everything(logs, writer.instance.job_id, ascending=ascending)
+        assert [int(line.message.split()[0]) for line in lines] == list(numbers)[:: 1 if ascending else -1]
+
     async def test_following_continues_after_the_last_line_seen(self, writer: LogWriter, logs: LogStore) -> None:
         writer.send(b"a\n")
         page = await logs.page(writer.instance.job_id, limit=10)
