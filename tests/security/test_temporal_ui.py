@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Error, Locator, Page, async_playwright, expect
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
@@ -49,6 +49,9 @@ ARGUMENT, SUMMARY, DETAILS, FAILURE = (
 
 # A loaded machine takes its time to render.
 expect.set_options(timeout=30_000)
+# Chromium gives up its requests whenever a network interface comes or goes, as with each container that other tests
+# start; the UI then stays empty, or shows an error page. So a page that does not show what it should is opened again.
+TRIES = 6
 
 
 @dataclass
@@ -101,6 +104,32 @@ async def page() -> AsyncIterator[Page]:
         await browser.close()
 
 
+async def open_until_visible(page: Page, address: str, *wanted: Locator) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            await page.goto(address)
+            for locator in wanted:
+                await expect(locator).to_be_visible()
+        except (Error, AssertionError):
+            if not left:
+                raise
+        else:
+            return
+
+
+async def status_of_decoding(page: Page, address: str) -> int:
+    """What the codec answers to the page at `address`."""
+    for left in reversed(range(TRIES)):
+        try:
+            async with page.expect_response(lambda answer: "/codec/decode" in answer.url) as decoded:
+                await page.goto(address)
+            return (await decoded.value).status
+        except Error:
+            if not left:
+                raise
+    raise AssertionError(address)
+
+
 async def use_codec_with_credentials(page: Page, endpoint: str) -> None:
     """By hand, as docs/observability.md tells an operator."""
     await page.get_by_test_id("data-encoder-status-error").first.click()
@@ -111,7 +140,7 @@ async def use_codec_with_credentials(page: Page, endpoint: str) -> None:
 
 
 async def sign_in(page: Page, api_url: str, token: str) -> None:
-    await page.goto(f"{api_url}/codec/login")
+    await open_until_visible(page, f"{api_url}/codec/login", page.get_by_label("API key"))
     await page.get_by_label("API key").fill(token)
     await page.get_by_role("button", name="Sign in").click()
     await expect(page.get_by_role("heading")).to_have_text("Headrace: signed in")
@@ -126,13 +155,10 @@ async def test_arguments_summary_details_and_failure_are_readable_after_signing_
     workflow_page = f"{stack.ui_url}/namespaces/default/workflows/shown/{handle.first_execution_run_id}"
     metadata_page = f"{workflow_page}/user-metadata"
 
-    await page.goto(workflow_page)
-    await expect(page.get_by_test_id("data-encoder-status-error").first).to_be_visible()
+    await open_until_visible(page, workflow_page, page.get_by_test_id("data-encoder-status-error").first)
     await use_codec_with_credentials(page, f"{stack.api_url}/codec")
     for address in (workflow_page, metadata_page):
-        async with page.expect_response(lambda answer: "/codec/decode" in answer.url) as refused:
-            await page.goto(address)
-        assert (await refused.value).status == 401
+        assert await status_of_decoding(page, address) == 401
         await expect(page.get_by_test_id("data-encoder-status-error").first).to_be_visible()
         # Summary and details are shown in frames whose address carries the text.
         shown = unquote(await page.content())
@@ -140,16 +166,14 @@ async def test_arguments_summary_details_and_failure_are_readable_after_signing_
 
     await sign_in(page, stack.api_url, keys.key(role=Role.CLUSTER_ADMIN).token)
 
-    await page.goto(workflow_page)
-    await expect(page.get_by_text(ARGUMENT).first).to_be_visible()
-    await page.goto(metadata_page)
-    for field, text in (("summary", SUMMARY), ("current-details", DETAILS)):
-        await expect(page.frame_locator(f"#user-metadata-{field}").get_by_text(text)).to_be_visible()
+    await open_until_visible(page, workflow_page, page.get_by_text(ARGUMENT).first)
+    fields = (("summary", SUMMARY), ("current-details", DETAILS))
+    texts = [page.frame_locator(f"#user-metadata-{field}").get_by_text(text) for field, text in fields]
+    await open_until_visible(page, metadata_page, *texts)
 
     await handle.signal(SummarisedWorkflow.release)
     with pytest.raises(WorkflowFailureError):
         await handle.result()
-    await page.goto(workflow_page)
-    await expect(page.get_by_text(FAILURE).first).to_be_visible()
-    await expect(page.get_by_text("CapacityExhausted").first).to_be_visible()
+    shown_failure = (page.get_by_text(FAILURE).first, page.get_by_text("CapacityExhausted").first)
+    await open_until_visible(page, workflow_page, *shown_failure)
     await page.screenshot(path=tmp_path / "failure.png")
