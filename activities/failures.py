@@ -1,6 +1,6 @@
 """The edge between provider errors and Temporal: one table from class to failure type and retryability."""
 
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError, ProviderRejected, RateLimited
 from domain.states import Reason
@@ -32,7 +32,13 @@ def to_application_error(error: ProviderError) -> ApplicationError:
     """The failure that the workflow sees; those that repeating cannot change are not retried."""
     for cls, failure_type in _FINAL.items():
         if isinstance(error, cls):
-            return ApplicationError(bounded(error.message), type=failure_type, non_retryable=True)
+            # The user's doing, told to the user: nothing that an operator should find in the worker's log.
+            return ApplicationError(
+                bounded(error.message),
+                type=failure_type,
+                non_retryable=True,
+                category=ApplicationErrorCategory.BENIGN,
+            )
     return ApplicationError(bounded(error.message), type=error.kind)
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from sqlmodel import Session
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.context import Context, fenced_job, heartbeating, log
 from activities.failures import bounded, to_application_error
@@ -169,4 +169,9 @@ class ProvisionActivities:
 
 def _refuse_when_stopped(job: Job, instance: Instance) -> None:
     if JobState(job.state) is JobState.TERMINATING or instance.delete_requested_at is not None:
-        raise ApplicationError(f"{job.id} is being terminated", type=FailureType.STOPPED, non_retryable=True)
+        raise ApplicationError(
+            f"{job.id} is being terminated",
+            type=FailureType.STOPPED,
+            non_retryable=True,
+            category=ApplicationErrorCategory.BENIGN,
+        )

@@ -94,7 +94,7 @@ def database(sqlite_database: Database) -> Database:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, body_timeout_seconds=1)
+    return Settings(data_dir=tmp_path, body_timeout_seconds=3)
 
 
 @pytest.fixture
