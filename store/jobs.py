@@ -4,7 +4,7 @@ A page of jobs takes a fixed number of queries, whatever it holds.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -166,15 +166,19 @@ def newest(
     state: str | None,
     before: tuple[datetime, str] | None,
     limit: int,
+    known: Container[str] = (),
 ) -> list[JobRecord]:
-    """Up to `limit` jobs, newest first, from the one that follows `before` (its creation and id)."""
+    """Up to `limit` jobs, newest first, from the one that follows `before` (its creation and id).
+
+    The attempts of jobs whose id is `known` are left out.
+    """
     query = statements.newest_jobs(
         of_project=principal.project_id is not None, with_state=state is not None, continued=before is not None
     )
     values: dict[str, Any] = {**_scope(principal), "state": state, "count": limit}
     if before is not None:
         values |= {"before_time": before[0], "before_id": before[1]}
-    return _with_attempts(session, _rows(session, query, **values))
+    return _with_attempts(session, _rows(session, query, **values), known)
 
 
 def count(session: Session, principal: Principal, *, state: str | None) -> int:
@@ -274,10 +278,9 @@ def _scope(principal: Principal) -> dict[str, Any]:
     return {"org_id": principal.org_id, "project_id": principal.project_id}
 
 
-def _with_attempts(session: Session, rows: Sequence[Any]) -> list[JobRecord]:
-    if not rows:
-        return []
-    found = _rows(session, statements.ATTEMPTS_OF_JOBS, job_ids=[row.id for row in rows])
+def _with_attempts(session: Session, rows: Sequence[Any], known: Container[str] = ()) -> list[JobRecord]:
+    wanted = [row.id for row in rows if row.id not in known]
+    found = _rows(session, statements.ATTEMPTS_OF_JOBS, job_ids=wanted) if wanted else []
     by_job: Mapping[str, list[AttemptRecord]] = defaultdict(list)
     for attempt in _with_prices(session, found):
         by_job[attempt.job_id].append(attempt)

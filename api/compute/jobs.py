@@ -102,8 +102,10 @@ async def list_jobs(
     position = traversal.position(cursor)
     before = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
 
+    kept = render.settled()
+
     def read(session: Session) -> tuple[list[JobRecord], int]:
-        found = jobs.newest(session, principal, state=state, before=before, limit=limit + 1)
+        found = jobs.newest(session, principal, state=state, before=before, limit=limit + 1, known=kept)
         return found, jobs.count(session, principal, state=state)
 
     found, total = await services.db.read(read)
@@ -111,7 +113,9 @@ async def list_jobs(
     next_cursor = None
     if len(found) > limit:
         next_cursor = traversal.cursor([(shown[-1].created_at - _EPOCH) // _MICROSECOND, shown[-1].id])
-    return json_response(page([render.job(record, now) for record in shown], next_cursor, total))
+    return json_response(
+        page([kept.get(record.id) or render.listed(record, now) for record in shown], next_cursor, total)
+    )
 
 
 @router.get("/{id}", summary="Get a job", response_model=Job, responses=errors(404))

@@ -4,7 +4,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from api.encoding import number
+import orjson
+
+from api.encoding import encode, number
 from domain.catalog import Accelerator, Gpu
 from domain.limits import MeteredInstance, accrued
 from domain.money import PricingModel, cents
@@ -14,6 +16,9 @@ from store.logs.store import LogLine
 
 SSH = "ssh"
 """The protocol of the endpoint entry through which a workload's sshd is reached."""
+
+_MOST_SETTLED = 4096
+_settled: dict[str, orjson.Fragment] = {}
 
 
 def accelerator(entry: Accelerator) -> dict[str, Any]:
@@ -62,6 +67,21 @@ def job(record: JobRecord, now: datetime) -> dict[str, Any]:
         if not JobState(record.state).terminal:
             answer |= _reachable(rented)
     return answer
+
+
+def settled() -> dict[str, orjson.Fragment]:
+    """The JSON of jobs that are over, their hardware confirmed absent, by their ids: they never change again."""
+    return dict(_settled)
+
+
+def listed(record: JobRecord, now: datetime) -> Any:
+    """A job for a list; its JSON is kept when it is settled."""
+    if not JobState(record.state).terminal or any(a.confirmed_absent_at is None for a in record.attempts):
+        return job(record, now)
+    fragment = _settled[record.id] = orjson.Fragment(encode(job(record, now)))
+    if len(_settled) > _MOST_SETTLED:
+        del _settled[next(iter(_settled))]
+    return fragment
 
 
 def instance(record: AttemptRecord) -> dict[str, Any]:
