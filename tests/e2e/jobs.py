@@ -39,6 +39,5 @@ def assert_clean(stack: Stack, job_ids: Sequence[str]) -> None:
         assert "nonce_refused" not in {event["type"] for event in events}, events
         if stack.engine == "podman":
             assert stack.containers_ever_made(job_id) <= 1, events
-    left = set(stack.workloads())
-    ours = {str(row[0]) for row in stack.rows("SELECT id FROM instance") for job in job_ids}
-    assert not {name for name in left if any(attempt in name for attempt in ours)}, left
+    attempts = [instance["id"] for job_id in job_ids for instance in stack.instances(job_id)]
+    assert not [name for name in stack.workloads() if any(attempt in name for attempt in attempts)]

@@ -12,7 +12,7 @@ from tests.support.stack import Stack, running_stack
 pytestmark = pytest.mark.e2e
 
 ROUNDS = 200
-AT_ONCE = 10
+AT_ONCE = 8
 _TERMINAL = {"succeeded", "failed", "terminated"}
 
 

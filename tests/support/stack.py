@@ -132,8 +132,7 @@ class Stack:
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
             victim.kill()
-            # It stays a zombie, since the supervisor does not look.
-            until(lambda: victim.status() == psutil.STATUS_ZOMBIE, f"the death of {name}")
+            until(lambda: not _lives(victim.pid), f"the death of {name}")
             yield
         finally:
             os.kill(self.process.pid, signal.SIGCONT)
@@ -159,10 +158,7 @@ class Stack:
 
         def alive() -> int | None:
             number = self.processes().get(name)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if number is not None and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
-                    return number
-            return None
+            return number if number is not None and _lives(number) else None
 
         return int(until(alive, f"{name} runs", _READY_SECONDS))
 
@@ -323,7 +319,7 @@ class Stack:
             assert state in states or state not in _TERMINAL, f"{job_id} is {state}, wanted {states}"
             return state if state in states else None
 
-        return str(until(reached, lambda: f"{job_id} is {self.state(job_id)}, wanted {states}", seconds, pause=0.005))
+        return str(until(reached, lambda: f"{job_id} is {self.state(job_id)}, wanted {states}", seconds, pause=0.01))
 
     def until_gone(self, job_id: str, seconds: float = 60) -> None:
         """Waits until every attempt of the job is confirmed absent."""
@@ -413,6 +409,14 @@ def job_body(
         "container": {"image": HOST_IMAGE, **ran, **(container or {})},
         **fields,
     }
+
+
+def _lives(pid: int) -> bool:
+    """Whether the process runs; a zombie, at which its parent has not looked yet, does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def sandbox_processes(attempt_id: str) -> list[psutil.Process]:
