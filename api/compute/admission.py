@@ -9,15 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from api.compute.requests import ComputeRequest, Container, JobCreate, refusal
+from api.compute.requests import MAX_ENVIRONMENT_NAMES, ComputeRequest, Container, JobCreate, refusal
 from api.errors import invalid
 from domain import images, scripts, spec, ssh_keys
 from domain.catalog import BY_NAME, CpuClass
 from domain.errors import InvalidRequest
 
-MAX_ARGUMENTS = 256
 MAX_ARGUMENT_BYTES = 64 * 1024
-MAX_ENVIRONMENT_NAMES = 256
 # What Linux takes as one string of an environment, less the terminating NUL.
 MAX_VARIABLE_BYTES = 131_071
 MAX_ENVIRONMENT_BYTES = 1024 * 1024
@@ -107,8 +105,6 @@ def _workload(container: Container) -> spec.Workload:
 def _argv(command: list[str]) -> tuple[str, ...]:
     if not command or not command[0]:
         raise refusal("container.command", "its first item, the program to run, must be given")
-    if len(command) > MAX_ARGUMENTS:
-        raise refusal("container.command", f"has more than {MAX_ARGUMENTS} items", MAX_ARGUMENTS)
     if sum(len(item.encode()) + 1 for item in command) > MAX_ARGUMENT_BYTES:
         raise refusal("container.command", f"is larger than {MAX_ARGUMENT_BYTES} bytes", MAX_ARGUMENT_BYTES)
     return tuple(command)

@@ -6,14 +6,28 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
 
 from domain.errors import InvalidRequest
 
+MAX_ARGUMENTS = 256
+MAX_ENVIRONMENT_NAMES = 256
+MAX_LABELS = 64
 MAX_DISK_GB = 65_536
 MAX_USD = Decimal(1_000_000_000)
 MAX_HOURS = Decimal(100_000)
 MAX_CAPACITY_WAIT_SECONDS = 30 * 86_400
+# More than any object here has: each unknown field would be an error of its own.
+_MAX_FIELDS = 64
 # Enough for any number that came out of a double, and few enough that arithmetic on it stays cheap.
 _DECIMAL_PLACES = 40
 
@@ -53,6 +67,17 @@ class _Bounded(ValueError):
     def __init__(self, message: str, limit: Any) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+def _at_most(names: int) -> BeforeValidator:
+    """Bounds a mapping before its entries are looked at, each of which could be an error of its own."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > names:
+            raise _Bounded(f"has more than {names} names", names)
+        return value
+
+    return BeforeValidator(check)
 
 
 def _matching(pattern: str, description: str) -> AfterValidator:
@@ -117,6 +142,13 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+            raise _Bounded(f"has more than {_MAX_FIELDS} fields", _MAX_FIELDS)
+        return value
+
 
 class ComputeRequest(Request):
     accelerator: Annotated[str, StringConstraints(max_length=128)] = Field(
@@ -155,13 +187,17 @@ class Container(Request):
     """Exactly one of `command` and `script_b64`. Never echoed."""
 
     image: str = Field(max_length=1024, description="An OCI image reference.")
-    command: list[str] | None = Field(default=None, description="argv: 1-256 items, 64 KiB in all.")
+    command: list[str] | None = Field(
+        default=None, max_length=MAX_ARGUMENTS, description="argv: 1-256 items, 64 KiB in all."
+    )
     script_b64: str | None = Field(default=None, description="A base64-encoded bash script, up to 5 MiB decoded.")
-    env: dict[EnvironmentName, str] = Field(
+    env: Annotated[dict[EnvironmentName, str], _at_most(MAX_ENVIRONMENT_NAMES)] = Field(
         default_factory=dict,
         description="`MKA1_*` and `HEADRACE_*` are reserved, `HF_ENDPOINT` is the platform's. Up to 256 names.",
     )
-    secret_env: dict[EnvironmentName, SecretReference] = Field(default_factory=dict)
+    secret_env: Annotated[dict[EnvironmentName, SecretReference], _at_most(MAX_ENVIRONMENT_NAMES)] = Field(
+        default_factory=dict
+    )
     ports: list[PortRequest] = Field(default_factory=list, max_length=16)
     image_pull_secret: str | None = Field(default=None, min_length=1, max_length=64)
     registry_credential: RegistryCredentialRequest | None = None
@@ -209,7 +245,9 @@ class JobCreate(Request):
     placement: PlacementRequest | None = None
     volumes: list[VolumeMount] | None = Field(default=None, max_length=16, description="Not supported yet: refused.")
     project: Slug | None = Field(default=None, description="A project's name; absent is the key's own, or `default`.")
-    labels: dict[LabelName, LabelValue] | None = Field(default=None, max_length=64)
+    labels: Annotated[dict[LabelName, LabelValue], _at_most(MAX_LABELS)] | None = Field(
+        default=None, max_length=MAX_LABELS
+    )
     kind: Literal["task", "sft", "dpo", "grpo", "ppo", "eval", "synthetic", "kb_compile"] = "task"
     retry: RetryRequest | None = None
 

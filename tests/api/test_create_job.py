@@ -236,6 +236,17 @@ REFUSED: list[tuple[str, dict[str, Any], str, Any]] = [
         None,
     ),
     ("257 env names", changed(container__env={f"N{i}": "" for i in range(257)}), "container.env", 256),
+    ("a crowd of arguments", changed(container__command=[0] * 50_000), "container.command", 256),
+    ("a crowd of variables", changed(container__env={f"{i}": 0 for i in range(50_000)}), "container.env", 256),
+    (
+        "a crowd of secret variables",
+        changed(container__secret_env={f"{i}": 0 for i in range(50_000)}),
+        "container.secret_env",
+        256,
+    ),
+    ("a crowd of labels", changed(labels={f" {i}": 0 for i in range(50_000)}), "labels", 64),
+    ("a crowd of unknown fields", changed(**{f"x{i}": 0 for i in range(50_000)}), "body", 64),
+    ("a crowd of unknown fields inside", changed(compute={f"x{i}": 0 for i in range(50_000)}), "compute", 64),
     ("a variable of 131,072 bytes", changed(container__env={"A": "x" * 131_070}), "container.env.A", 131_071),
     (
         "an environment over 1 MiB",
