@@ -58,8 +58,9 @@ async def _until_lines(client: Client, job_id: str, lines: int) -> None:
 
 async def pages(engine: Engine) -> list[Row]:
     """Pages of 1,000 lines out of 1,000,000, by cursors from the start to the end and back."""
-    # Beyond the bound of what is kept of one job's log, which would leave 200,000 of them.
-    with running_stack(**engine.environment, HEADRACE_LOG_MAX_BYTES=str(1 << 32)) as stack:
+    # Beyond the bounds of what is kept of one job's log, and of what an agent keeps while it waits for the API.
+    bounds = {"HEADRACE_LOG_MAX_BYTES": str(1 << 32), "HEADRACE_AGENT_SPOOL_BYTES": str(1 << 28)}
+    with running_stack(**engine.environment, **bounds) as stack:
         async with Client(stack) as client:
             job_id = await client.create(_writer(PAGED_LINES))
             await client.until(job_id, frozenset({"succeeded"}), 0.1)
