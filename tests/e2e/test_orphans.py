@@ -1,4 +1,4 @@
-"""Case 8 of the design, orphans: containers that no row explains go, everybody else's stay. And two stacks at once."""
+"""Containers that no row explains go, everybody else's stay. And two stacks on one machine."""
 
 import os
 import stat
@@ -53,7 +53,7 @@ def neighbour(host_image: str) -> Iterator[Stack]:
 
 
 def test_a_container_with_our_label_that_no_row_explains_goes_and_others_stay(stack: Stack) -> None:
-    attempt = new_attempt_id()
+    attempt, made = new_attempt_id(), time.monotonic()
     ours = _by_hand(stack, {"owner": stack.owner_id, "attempt": attempt, "job": new_id("job"), "org": "org_x"})
     foreign = [
         _by_hand(stack, {"owner": "hr-somebody-else", "attempt": new_attempt_id(), "job": "job_x", "org": "org_x"}),
@@ -62,16 +62,14 @@ def test_a_container_with_our_label_that_no_row_explains_goes_and_others_stay(st
     live = stack.script(counting(3000, 300))
     try:
         stack.until_state(live, "running")
-        made = time.monotonic()
         until(lambda: ours not in stack.containers(), "the orphan is removed", seconds=60, pause=0.2)
-        assert time.monotonic() - made > GRACE - 3  # not before its grace, which began within a reconcile's interval
-        assert stack.podman("ps", "--format={{.Names}}", *(f"--filter=name={name}" for name in foreign)).split() != []
+        assert time.monotonic() - made >= GRACE
         for name in foreign:
             assert name in stack.podman("ps", "--format={{.Names}}", f"--filter=name={name}").split()
         assert stack.state(live) == "running"
     finally:
         stack.podman("rm", "--force", "--time=0", *foreign)
-    stack.terminate(live)
+        stack.terminate(live)
     stack.until_terminal(live)
     assert_clean(stack, [live])
 
