@@ -175,6 +175,7 @@ class LocalProvider:
             await self._start_with_gpus(engine, launch, spec, machine, progress)
         else:
             await engine.start(launch, progress)
+        self._records.mark_begun(record.attempt_id)
         ready = self._handle(record)
         return ready.model_copy(update={"data": {**ready.data, "published": bool(launch.ports)}})
 
@@ -190,9 +191,7 @@ class LocalProvider:
         if seen is not None:
             return self._view(seen, handle)
         record = self._records.read(attempt_id)
-        if record is None:
-            return None
-        return self._reserved_view(record)
+        return None if record is None else self._reserved_view(record)
 
     async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
         """The tail of the agent's own output; `cursor` is a digest of what was shown, so that news shows as news."""
@@ -287,11 +286,13 @@ class LocalProvider:
         )
 
     def _reserved_view(self, record: Record) -> InstanceView:
-        """Reserved, and its workload not started yet."""
+        """Reserved, and the engine has nothing of it: its workload was not started yet, or somebody removed it."""
+        begun = self._records.has_begun(record.attempt_id)
         return InstanceView(
             attempt_id=record.attempt_id,
             handle=self._handle(record),
-            state=ProviderState.PENDING,
+            state=ProviderState.FAILED if begun else ProviderState.PENDING,
+            message=f"it was removed from {record.engine} by somebody else" if begun else "",
             created_at=record.created_at,
         )
 

@@ -20,6 +20,7 @@ from domain.ids import ATTEMPT_PATTERN, AttemptId
 from domain.spec import Frozen
 
 _RECORD = "record.json"
+_BEGUN = "begun"
 
 
 class Record(Frozen):
@@ -100,6 +101,15 @@ class Records:
         names = sorted(os.listdir(self.root))
         found = [self.read(AttemptId(name)) for name in names if ATTEMPT_PATTERN.match(name)]
         return [record for record in found if record is not None]
+
+    def mark_begun(self, attempt_id: AttemptId) -> None:
+        """From here on an attempt without a workload has lost it, rather than not been given it yet."""
+        with contextlib.suppress(FileNotFoundError):  # terminated, and wiped, meanwhile
+            (self.directory(attempt_id) / _BEGUN).touch()
+
+    def has_begun(self, attempt_id: AttemptId) -> bool:
+        """Whether its workload was started once."""
+        return (self.directory(attempt_id) / _BEGUN).exists()
 
     def withdraw(self, attempt_id: AttemptId) -> None:
         """Removes the record and nothing else: from here on no start of the attempt goes through."""

@@ -121,6 +121,25 @@ class TestAnExit:
         assert (await provider.logs(handle, page.cursor)).text == ""
 
 
+@pytest.mark.containers
+class TestARemovalBehindOurBack:
+    @pytest.fixture
+    def engine(self) -> str:
+        return "podman"
+
+    async def test_is_a_failure_and_no_instance_that_is_still_to_start(
+        self, provider: LocalProvider, data_dir: Path
+    ) -> None:
+        handle = await start(provider, make_spec(data_dir, "sleep 60"))
+        assert podman(setup_of(data_dir), "rm", "--force", "--time=0", handle.provider_id).returncode == 0
+        view = await view_of(provider, handle)
+        assert (view.state, view.exit_code) == (ProviderState.FAILED, None)
+        assert view.message == "it was removed from podman by somebody else"
+        assert [listed.state for listed in await provider.list_owned()] == [ProviderState.FAILED]
+        assert await provider.terminate(handle) is TerminateState.GONE
+        assert await provider.list_owned() == []
+
+
 class TestATermination:
     async def test_before_the_start_forbids_it(self, provider: LocalProvider, data_dir: Path) -> None:
         spec = make_spec(data_dir, "sleep 60")
