@@ -34,6 +34,9 @@ logger = structlog.get_logger(__name__)
 BEAT_SECONDS = 3.0
 _RECONNECT_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 3
+_SOCKET_LOOK_SECONDS = 2.0
+# A process that starts beside this one removes the socket for a moment before it makes its own.
+_SOCKET_MISSES = 2
 # Linux's sun_path holds 108 bytes, the terminating NUL included.
 _SOCKET_PATH_BYTES = 107
 
@@ -62,7 +65,7 @@ async def run_api(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     try:
-        await _serve(listeners, [keep_connecting(services), *duties(services)])
+        await _serve(listeners, [keep_connecting(services), watch_socket(listeners[1], socket), *duties(services)])
     finally:
         services.db.close()
         # The exporters wait for their receiver.
@@ -89,6 +92,30 @@ async def keep_connecting(services: Services) -> None:
         except RuntimeError as error:
             logger.info("temporal_not_reached", address=services.settings.temporal_address, error=str(error)[:200])
             await asyncio.sleep(_RECONNECT_SECONDS)
+
+
+async def watch_socket(listener: uvicorn.Server, path: Path) -> None:
+    """Raises RuntimeError once nobody can connect at `path` any more: somebody removed the agents' socket, or a process
+    that has ended took its place. Only a new start makes it again."""
+    misses = 0
+    while misses < _SOCKET_MISSES:
+        await asyncio.sleep(_SOCKET_LOOK_SECONDS)
+        if listener.should_exit:
+            return
+        misses = misses + 1 if listener.started and not await _is_listening(path) else 0
+    raise RuntimeError(f"the agents' socket {path} was removed or replaced")
+
+
+async def _is_listening(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:
+        # Such as a full queue: somebody is there, and busy.
+        return True
+    writer.close()
+    return True
 
 
 async def beat(services: Services, lease_id: str) -> None:

@@ -166,6 +166,14 @@ def test_it_starts_again_after_a_kill_on_the_same_port_and_socket(start: Callabl
     start(first.port).wait_until_up()
 
 
+def test_it_ends_to_be_started_again_once_its_socket_was_removed(start: Callable[..., ApiProcess]) -> None:
+    api = start()
+    api.wait_until_up()
+    api.socket.unlink()
+    assert api.process.wait(90) != 0
+    start(api.port).wait_until_up()
+
+
 def test_a_taken_port_ends_it_with_an_error(start: Callable[..., ApiProcess]) -> None:
     first = start()
     first.wait_until_up()
