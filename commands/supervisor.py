@@ -11,8 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from commands.data_dir import stack_failed
+
+T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE_SECONDS = 0.1
@@ -154,8 +157,8 @@ class Supervisor:
     """Children in the order in which they depend on each other: stopped from the last to the first."""
 
     def __init__(self, say: Callable[[str], None], on_change: Callable[[dict[str, int]], None]) -> None:
-        self._say = say
-        self._on_change = on_change
+        self._say = _best_effort(say)
+        self._on_change = _best_effort(on_change)
         self.children: list[Child] = []
 
     async def start(self, spec: ChildSpec) -> Child:
@@ -209,6 +212,16 @@ class Supervisor:
 
     def _changed(self) -> None:
         self._on_change({child.spec.name: child.pid for child in self.children if child.pid is not None})
+
+
+def _best_effort(tell: Callable[[T], None]) -> Callable[[T], None]:
+    """`tell`, but a full disk or a closed terminal must not end the supervision of which it tells."""
+
+    def told(what: T) -> None:
+        with contextlib.suppress(OSError):
+            tell(what)
+
+    return told
 
 
 def _how(status: int | None) -> str:

@@ -4,10 +4,11 @@ Job id and request id are bound as context variables (`structlog.contextvars`) b
 looks like a credential is masked in the finished line, wherever in it it stands.
 """
 
+import contextlib
 import logging
 import re
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import orjson
 import structlog
@@ -45,13 +46,14 @@ def configure(log_format: str, level: str) -> None:
         structlog.processors.format_exc_info,
     ]
     final: list[Processor] = [_renderer(log_format), _redact_line]
+    stream = _Lossy(sys.stderr)
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, stream)),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, _add_temporal_context],
@@ -63,6 +65,23 @@ def configure(log_format: str, level: str) -> None:
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _Lossy:
+    """A stream that loses what cannot be written: with a full disk or a reader that went away, a line of the log is not
+    worth the work that it tells of."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _renderer(log_format: str) -> Processor:

@@ -1,6 +1,7 @@
 """Child processes restart, stop in order, and die with their supervisor."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -63,6 +64,20 @@ async def test_a_killed_child_is_started_again_and_the_process_list_follows(tmp_
     assert told.lines == ["worker was killed by SIGKILL; starting it again in 0.1 s"]
     await supervisor.stop(asyncio.Event())
     assert not psutil.pid_exists(told.processes["worker"])
+
+
+async def test_a_killed_child_is_started_again_although_nothing_can_be_written_of_it(tmp_path):
+    def full(_what: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    supervisor = Supervisor(full, full)
+    child = await supervisor.start(spec(tmp_path, "worker", SLEEPER))
+    await until(lambda: is_up(child))
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: is_up(child, 2))
+    await supervisor.stop(asyncio.Event())
+    assert child.pid is None
 
 
 async def test_children_stop_in_the_reverse_order_of_their_start(tmp_path, told):

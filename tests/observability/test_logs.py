@@ -2,6 +2,8 @@
 
 import base64
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -58,3 +60,18 @@ def test_every_api_key_is_masked(random: bytes) -> None:
 )
 def test_what_is_no_credential_stays(line: str) -> None:
     assert redact(line) == line
+
+
+def test_a_line_that_cannot_be_written_ends_nothing() -> None:
+    program = """
+import logging, structlog
+from observability.logs import configure
+configure("json", "info")
+for _ in range(3):
+    structlog.get_logger("x").info("said")
+    logging.getLogger("y").warning("said")
+print("went on")
+"""
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False)
+    assert ended.stdout == b"went on\n"
