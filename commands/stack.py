@@ -1,20 +1,26 @@
 """The embedded stack: Temporal, one worker, one API server and their state, in one data directory."""
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from commands.data_dir import CREDENTIALS_FILE, STACK_FILE, DataDirectory, stack_failed
 from commands.ports import LOOPBACK, PortBook
+from commands.processes import load_settings
 from commands.supervisor import ChildSpec, Supervisor
 from commands.temporal_server import DatabaseLock, TemporalServer, find_temporal, temporal_environment
 from domain.clock import utc_now
+
+if TYPE_CHECKING:
+    from settings import Settings
+    from store.db import Database
 
 DEFAULT_API_PORT = 8080
 _READY_SECONDS = 60
@@ -51,7 +57,8 @@ class EmbeddedStack:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._start()
+            with _explained(self.data.path):
+                await self._start()
         except BaseException:
             await self._stop()
             raise
@@ -156,17 +163,14 @@ class EmbeddedStack:
         """Migrates, makes what a first start makes, and returns a valid admin key and its organization."""
         from pydantic import SecretStr
 
-        from settings import Settings
         from store import access, bootstrap, schema
         from store.db import Database
-        from store.vault import create_key_file
 
-        settings = Settings(data_dir=self.data.path)
-        if settings.master_key is None:
-            create_key_file(settings.key_file)
+        settings = load_settings().model_copy(update={"data_dir": self.data.path})
         database = Database(settings.sqlalchemy_url)
         try:
             schema.upgrade(database)
+            _require_key(settings, database)
             made = bootstrap.first_start(database, utc_now())
             known = SecretStr(str(self.data.read(CREDENTIALS_FILE).get("api_key", "")))
             if made is None:
@@ -203,3 +207,41 @@ class EmbeddedStack:
         except httpx.TransportError:
             return False
         return answer.status_code == 200
+
+
+def _require_key(settings: "Settings", database: "Database") -> None:
+    """Makes the master key of a new installation.
+
+    Raises:
+        CommandError: an old one has lost its key. Another key would open nothing that it has sealed, and running jobs
+            would be strangers.
+    """
+    from store import bootstrap
+    from store.vault import create_key_file
+
+    if settings.master_key is not None or settings.key_file.exists():
+        return
+    with contextlib.suppress(LookupError):
+        database.run_read(bootstrap.owner_id)
+        raise stack_failed(
+            f"{settings.key_file} is missing, and the database holds what was sealed with it",
+            "put it back from where it is kept (see Backup in docs/operations.md)",
+        )
+    create_key_file(settings.key_file)
+
+
+@contextlib.contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    """What the disk or the database refuses, as an error for people."""
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        yield
+    except OSError as error:
+        raise stack_failed(
+            f"the stack cannot be started: {error.strerror or error}", f"its data is in {directory}"
+        ) from error
+    except DBAPIError as error:
+        raise stack_failed(
+            f"the database cannot be used: {error.orig}", f"by default it is headrace.db in {directory}"
+        ) from error

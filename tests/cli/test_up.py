@@ -141,6 +141,41 @@ def test_lost_credentials_are_made_anew_at_the_next_start(tmp_path, headrace):
         assert jobs_of(headrace, data_dir) == [job]
 
 
+def refused(data_dir: Path, **environment: str) -> str:
+    """What a stack says that does not start."""
+    _, said = (process := launch(data_dir, "--no-ui", **environment)).communicate(timeout=90)
+    assert process.returncode == 12, said
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_stack_whose_master_key_is_gone_makes_no_other_and_says_so(tmp_path):
+    data_dir = tmp_path / "d"
+    with stack(data_dir, "--no-ui"):
+        pass
+    key = (data_dir / "master.key").read_bytes()
+    (data_dir / "master.key").unlink()
+    assert "master.key is missing, and the database holds what was sealed with it" in refused(data_dir)
+    assert not (data_dir / "master.key").exists()
+    (data_dir / "master.key").write_bytes(key)
+    with stack(data_dir, "--no-ui") as up:
+        assert up.is_ready()
+
+
+def test_a_file_that_is_no_database_is_said_so(tmp_path):
+    data_dir = tmp_path / "d"
+    data_dir.mkdir()
+    (data_dir / "stack.json").write_text("{}")
+    (data_dir / "headrace.db").write_text("garbage")
+    assert "the database cannot be used: file is not a database" in refused(data_dir)
+
+
+def test_a_directory_that_cannot_be_written_is_said_so(tmp_path):
+    data_dir = tmp_path / "d"
+    (data_dir / "supervisor.lock").mkdir(parents=True)
+    assert "the stack cannot be started: Is a directory" in refused(data_dir)
+
+
 def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path):
     process = launch(tmp_path / "d")
     until(lambda: (tmp_path / "d" / "temporal.db").exists())
