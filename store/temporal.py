@@ -2,18 +2,40 @@
 
 from temporalio.client import Client, Interceptor
 from temporalio.contrib.opentelemetry import TracingInterceptor
-from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes
+from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter
+from temporalio.converter import (
+    CompositePayloadConverter,
+    DataConverter,
+    DefaultFailureConverterWithEncodedAttributes,
+    DefaultPayloadConverter,
+    JSONPlainPayloadConverter,
+)
 
 from settings import Settings
 from store.payload_codec import EncryptingCodec
 from store.vault import Vault
 
+_JSON = PydanticJSONPlainPayloadConverter()
+"""The only one: it keeps a compiled schema for each type."""
+
+
+class SharedPayloadConverter(CompositePayloadConverter):
+    """Pydantic's. Temporal makes a converter for each workflow: with schemas of its own each would take 60 KB for as long
+    as the workflow runs, and compile them anew."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            *(
+                _JSON if isinstance(converter, JSONPlainPayloadConverter) else converter
+                for converter in DefaultPayloadConverter.default_encoding_payload_converters
+            )
+        )
+
 
 def data_converter(vault: Vault) -> DataConverter:
     """Pydantic models as JSON, encrypted. Failures: message and stack trace are encrypted, the type is in clear."""
     return DataConverter(
-        payload_converter_class=PydanticPayloadConverter,
+        payload_converter_class=SharedPayloadConverter,
         payload_codec=EncryptingCodec(vault),
         failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
     )
