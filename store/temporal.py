@@ -20,8 +20,8 @@ _JSON = PydanticJSONPlainPayloadConverter()
 
 
 class SharedPayloadConverter(CompositePayloadConverter):
-    """Pydantic's. Temporal makes a converter for each workflow: with schemas of its own each would take 60 KB for as long
-    as the workflow runs, and compile them anew."""
+    """Pydantic's. Temporal makes a converter for each workflow: with schemas of its own each would hold 60 KB for as
+    long as the workflow runs, and compile them anew."""
 
     def __init__(self) -> None:
         super().__init__(
