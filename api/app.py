@@ -7,7 +7,8 @@ from api.agent import router as agent_router
 from api.boundary import Boundary
 from api.limits import BodyLimits
 from api.services import Services
-from observability import http_telemetry, instrument_api, process_telemetry
+from observability import process_telemetry
+from observability.http import http_telemetry, instrument_api
 
 
 def create_app(services: Services) -> FastAPI:

@@ -164,7 +164,7 @@ def _sqlite_engine(url: str) -> Engine:
             "journal_mode=WAL",
             "synchronous=NORMAL",
             "foreign_keys=ON",
-            "cache_size=-16000",
+            "cache_size=-4000",
             "busy_timeout=30000",
         ):
             connection.execute(f"PRAGMA {pragma}")

@@ -12,7 +12,7 @@ from api.errors import invalid
 from api.limits import BodyLimits
 from api.services import Services
 from domain.errors import RequestError
-from observability import no_http_telemetry
+from observability.http import no_http_telemetry
 
 
 def create_agent_app(services: Services) -> FastAPI:

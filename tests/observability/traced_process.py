@@ -19,15 +19,9 @@ from temporalio.worker import Worker
 
 from api.boundary import Boundary
 from domain.clock import utc_now
-from observability import (
-    count_log_bytes,
-    current_trace_context,
-    http_telemetry,
-    instrument_api,
-    setup,
-    use_trace_context,
-)
+from observability import count_log_bytes, current_trace_context, setup, use_trace_context
 from observability.activities import ActivityLogContext
+from observability.http import http_telemetry, instrument_api
 from settings import Settings
 from store.db import Database
 from store.temporal import connect
