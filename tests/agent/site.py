@@ -142,13 +142,15 @@ class Site:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server = None
 
-    def attempt(self, workload: Workload, *, ssh_public_key: str | None = None) -> Attempt:
+    def attempt(self, workload: Workload, *, ssh_public_key: str | None = None, provider_id: str = "x") -> Attempt:
         """A job that is being provisioned, and its attempt."""
         job = self.factory.job(JobState.PROVISIONING, workload=workload)
         if ssh_public_key is not None:
             job.spec = job.spec | {"ssh_public_key": ssh_public_key}
             job = self.services.db.run_write(lambda session: session.merge(job))
-        return Attempt(self, job, self.factory.instance(job, handle={"provider_id": "x", "resource_type": "container"}))
+        return Attempt(
+            self, job, self.factory.instance(job, handle={"provider_id": provider_id, "resource_type": "container"})
+        )
 
     async def launch(
         self,

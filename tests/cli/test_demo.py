@@ -41,7 +41,7 @@ def test_it_trains_prints_the_bill_and_leaves_a_data_directory_that_goes_on(tmp_
     ):
         assert re.search(wanted, out, re.MULTILINE), out
     assert "the job runs in a sandbox" in said
-    assert "`make up`" in said
+    assert f"`headrace up --data-dir {tmp_path / 'd'}` starts it again" in said
     with stack(tmp_path / "d"):
         assert "demo-train-char-lm" in headrace("job", "list", "--data-dir", tmp_path / "d").out
 

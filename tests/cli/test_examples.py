@@ -66,7 +66,7 @@ def test_gpu_fails_for_want_of_the_hardware_on_a_machine_without_it(headrace: He
     assert subprocess.run(["bash", "-n"], input=base64.b64decode(script), check=False).returncode == 0
     result = headrace("job", "submit", EXAMPLES / "gpu.yaml", "--env", "HF_TOKEN=t", "--wait")
     assert result.code == 9
-    assert "nvidia-h100-80gb (capacity_unavailable)" in result.out
+    assert "has no 1 x nvidia-h100-80gb, only cpu-general (capacity_unavailable)" in result.out
 
 
 def test_the_official_client(up: RunningStack):

@@ -30,8 +30,7 @@ async def provider(make_fake_provider: Callable[..., Provider]) -> AsyncIterator
 
 
 async def rent(provider: Provider, site: Site, script: AgentScript) -> Attempt:
-    handle = {"provider_id": "instance-000001", "resource_type": "instance"}
-    attempt = site.attempt(Workload(argv=("fake", script.model_dump_json())), handle=handle)
+    attempt = site.attempt(Workload(argv=("fake", script.model_dump_json())), provider_id="instance-000001")
     spec = InstanceSpec(
         attempt_id=AttemptId(attempt.instance.id), owner_id="hr-test", job_id=attempt.job.id, org_id="org", image="i",
         compute=ComputeRequest(accelerator="cpu-general", gpu_count=0, ephemeral_disk_gb=1),

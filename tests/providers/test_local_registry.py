@@ -119,8 +119,8 @@ class TestPrivateImages:
         assert lines[0] == f"pulling {private_image}"
         assert lines[-1].startswith(f"pulled {private_image} in ")
         assert PASSWORD not in "\n".join(lines)
-        left = [path.name for path in (podman_data / "local" / spec.attempt_id).iterdir()]
-        assert left == ["record.json"]
+        left = {path.name for path in (podman_data / "local" / spec.attempt_id).iterdir()}
+        assert left == {"record.json", "begun"}  # and no credential file
 
     @pytest.mark.parametrize("credential", [WRONG, None], ids=["wrong", "missing"])
     async def test_without_the_right_password_fail_and_say_why(
