@@ -22,8 +22,7 @@ from temporalio.client import (
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker, WorkflowRunner
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+from temporalio.worker import Worker
 
 import observability
 from activities.allocate import AllocateActivities
@@ -110,23 +109,17 @@ async def open_context(settings: Settings) -> AsyncIterator[Context]:
         stores.db.close()
 
 
-def build_worker(client: Client, context: Context, *, sandboxed: bool = False) -> Worker:
-    """One worker for workflows and activities: kept on one task queue, activities start eagerly.
-
-    `sandboxed` checks the workflows for what a replay could not repeat, and costs as much CPU as all else that a worker
-    does for a job: for tests, which cover every path of them.
-    """
-    runner: WorkflowRunner = SandboxedWorkflowRunner() if sandboxed else UnsandboxedWorkflowRunner()
+def build_worker(client: Client, context: Context) -> Worker:
+    """One worker for workflows and activities: kept on one task queue, activities start eagerly."""
     return Worker(
         client,
         task_queue=context.settings.task_queue,
         workflows=WORKFLOWS,
         activities=activities_of(context),
         interceptors=[ActivityLogContext()],
-        workflow_runner=runner,
-        # Each takes 0.13 MB for as long as its job runs. One that is not cached costs its replay, some 10 ms, once its
+        # Each takes 0.25 MB for as long as its job runs. One that is not cached costs its replay, some 10 ms, once its
         # job ends: short jobs always are.
-        max_cached_workflows=400,
+        max_cached_workflows=200,
         max_concurrent_workflow_tasks=100,
         max_concurrent_activities=200,
         max_concurrent_local_activities=100,

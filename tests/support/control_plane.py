@@ -114,7 +114,7 @@ class ControlPlane:
 
     async def start_worker(self) -> None:
         assert self.context is not None
-        self._worker = build_worker(self.temporal, self.context, sandboxed=True)
+        self._worker = build_worker(self.temporal, self.context)
         self._worker_task = asyncio.create_task(self._worker.run())
 
     async def stop_worker(self) -> None:
