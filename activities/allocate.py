@@ -5,7 +5,7 @@ what may exist; the next try looks it up by the attempt's id before it asks for 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 from sqlmodel import Session
@@ -33,16 +33,15 @@ from domain.placement import Menu, menu, only_too_dear
 from domain.spec import JobSpec
 from domain.states import JobState, Reason
 from providers.base import Handle, OfferQuery, Provider
-from store import attempts
-from store.attempts import SlotsTaken
+from store import attempts, slots
+from store.slots import SlotsTaken
 from store.tables import Instance, Job
 from workflows.contract import AllocateInput, Allocation, AllocationOutcome, Deadline
 
 _MOVES_ON = (NoCapacity, QuotaExceeded, AuthError, PermissionDenied, BillingBlocked)
 _LOOKUPS = 6
-_SLOT_ROUND_SECONDS = 20.0
-_SLOT_POLL_SECONDS = 2.0
-_MOST_WAITING = 50
+_SLOT_ROUND_SECONDS = 120.0
+_SLOT_POLL_SECONDS = 5.0
 _LIVE = {JobState.ALLOCATING, JobState.PROVISIONING, JobState.RUNNING}
 
 
@@ -51,7 +50,6 @@ class AllocateActivities:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._waiting = 0
 
     @activity.defn
     async def allocate(self, request: AllocateInput) -> Allocation:
@@ -84,24 +82,38 @@ class AllocateActivities:
         result, failures = await self._menu(job, spec, request.rejected)
         if not result.offers:
             return _nothing_eligible(result, failures, request.rejected)
+        wait = 0.0 if self._context.slots.full else _SLOT_ROUND_SECONDS
+        return await self._walk_offers(job, request, result.offers, wait_seconds=wait)
+
+    async def _walk_offers(
+        self, job: Job, request: AllocateInput, offers: Sequence[Offer], *, wait_seconds: float
+    ) -> Allocation:
+        """Tries each offer once; then waits for a slot at those that lacked only that, with a place in the queue."""
+        until = asyncio.get_running_loop().time() + wait_seconds
         last: ProviderError | None = None
-        for offer in result.offers:
-            minted = await self._mint(job, request, offer)
-            if minted is None:
-                return Allocation(AllocationOutcome.STOPPED)
-            if isinstance(minted, SlotsTaken):
-                last = NoCapacity(minted.message)
-                continue
-            try:
-                allocation = await self._create(job, request, minted, offer, known=False)
-            except _MOVES_ON as error:
-                last = error
-                continue
-            if allocation is not None:
-                return allocation
-        message = bounded(last.message) if last else "no offer could be had"
-        reason = REASONS.get(last.kind, Reason.PROVIDER_ERROR) if last else Reason.CAPACITY_UNAVAILABLE
-        return Allocation(AllocationOutcome.EXHAUSTED, reason=reason, message=f"no capacity: {message}")
+        with self._context.slots.place() as waiter:
+            while True:
+                remaining = until - asyncio.get_running_loop().time()
+                full: list[Offer] = []
+                for offer in offers:
+                    minted = await self._mint(job, request, offer, line_up=remaining <= 0)
+                    if minted is None:
+                        return Allocation(AllocationOutcome.STOPPED)
+                    if isinstance(minted, SlotsTaken):
+                        last = NoCapacity(minted.message)
+                        full.append(offer)
+                        continue
+                    try:
+                        allocation = await self._create(job, request, minted, offer, known=False)
+                    except _MOVES_ON as error:
+                        last = error
+                        continue
+                    if allocation is not None:
+                        return allocation
+                if not full or remaining <= 0:
+                    return _exhausted(last, in_line=bool(full))
+                offers = full
+                await waiter.wait(min(remaining, _SLOT_POLL_SECONDS))
 
     async def _menu(self, job: Job, spec: JobSpec, rejected: Iterable[str]) -> tuple[Menu, list[ProviderError]]:
         query = OfferQuery(spec.compute.accelerator, spec.compute.gpu_count)
@@ -117,10 +129,11 @@ class AllocateActivities:
         chosen = menu(spec, offers, self._context.providers.capabilities, spent=spent, rejected=frozenset(rejected))
         return chosen, failures
 
-    async def _mint(self, job: Job, request: AllocateInput, offer: Offer) -> Instance | SlotsTaken | None:
-        """The attempt's row; waits a while for a slot where the backend has a number of them. None: stop."""
+    async def _mint(
+        self, job: Job, request: AllocateInput, offer: Offer, *, line_up: bool
+    ) -> Instance | SlotsTaken | None:
+        """The attempt's row. None: stop. With `line_up`, who finds all slots taken is told of the next free one."""
         provider = self._context.providers.of(offer.connection_id)
-        slots = provider.slots
         single_tenant = provider.capabilities.shared_host and not self._context.settings.local_multi_tenant
 
         def mint(session: Session) -> Instance | SlotsTaken | None:
@@ -128,25 +141,14 @@ class AllocateActivities:
             if JobState(row.state) is not JobState.ALLOCATING:
                 return None
             now = self._context.clock()
-            return attempts.mint(session, row, offer, now, slots=slots, single_tenant=single_tenant)
+            minted = attempts.mint(session, row, offer, now, slots=provider.slots, single_tenant=single_tenant)
+            if isinstance(minted, SlotsTaken) and line_up:
+                slots.line_up(session, row)
+            elif not isinstance(minted, SlotsTaken):
+                slots.leave_line(session, row.id)
+            return minted
 
-        until = asyncio.get_running_loop().time() + _SLOT_ROUND_SECONDS
-        while True:
-            minted = await self._context.db.write(mint)
-            remaining = until - asyncio.get_running_loop().time()
-            if not isinstance(minted, SlotsTaken) or remaining <= 0 or self._waiting >= _MOST_WAITING:
-                return minted
-            await self._wait_for_slot(min(remaining, _SLOT_POLL_SECONDS))
-
-    async def _wait_for_slot(self, seconds: float) -> None:
-        self._waiting += 1
-        try:
-            async with self._context.slot_freed:
-                await asyncio.wait_for(self._context.slot_freed.wait(), seconds)
-        except TimeoutError:
-            return
-        finally:
-            self._waiting -= 1
+        return await self._context.db.write(mint)
 
     # Create -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class AllocateActivities:
 
         standing = await self._context.db.write(refuse)
         if standing is None:
-            await self._context.announce_free_slot()
+            self._context.slots.announce()
         return standing
 
     async def _record_handle(self, instance: Instance, offer: Offer, handle: Handle) -> Handle | None:
@@ -327,6 +329,12 @@ def _rows(session: Session, request: AllocateInput) -> tuple[Job, list[Instance]
     """The job and its open attempts."""
     job = fenced_job(session, request.job_id, request.token, lock=False)
     return job, attempts.open_attempts(session, job.id)
+
+
+def _exhausted(last: ProviderError | None, *, in_line: bool) -> Allocation:
+    message = bounded(last.message) if last else "no offer could be had"
+    reason = REASONS.get(last.kind, Reason.PROVIDER_ERROR) if last else Reason.CAPACITY_UNAVAILABLE
+    return Allocation(AllocationOutcome.EXHAUSTED, reason=reason, message=f"no capacity: {message}", in_line=in_line)
 
 
 def _rejection(open_attempts: list[Instance], request: AllocateInput) -> Allocation | None:

@@ -11,6 +11,7 @@ from sqlmodel import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.slot_queue import SlotQueue
 from agent.script import agent_script
 from domain.clock import Clock
 from domain.ids import AttemptId, new_id
@@ -44,7 +45,7 @@ class Context:
     in_flight: dict[str, "asyncio.Task[object]"] = field(default_factory=dict)
     """Provider calls under way in this process, by attempt: a deletion ends them first, so that nothing appears
     behind its back."""
-    slot_freed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    slots: SlotQueue = field(default_factory=SlotQueue)
 
     async def say(self, job_id: str, *messages: str, instance_rank: int | None = None) -> None:
         """System log lines of a job."""
@@ -52,12 +53,6 @@ class Context:
         await self.db.write(
             lambda session: self.logs.append_system(session, job_id, messages, now, instance_rank=instance_rank)
         )
-
-    async def announce_free_slot(self) -> None:
-        """Wakes one of the allocations that wait for one in this process. Waking all of them would cost a transaction
-        each, and all but one in vain."""
-        async with self.slot_freed:
-            self.slot_freed.notify()
 
     @property
     def agent_script(self) -> str:

@@ -140,7 +140,7 @@ class DeallocateActivities:
 
         await self._context.db.write(mark)
         if gone:
-            await self._context.announce_free_slot()
+            self._context.slots.announce()
 
     async def _alert(self, instance: Instance, why: str) -> None:
         """Once per attempt, when its deletion has been refused for a while: money is running, and a person may help."""

@@ -153,9 +153,9 @@ class Dispatcher:
             signal = TerminateSignal(cut_drain=bool(row.payload.get("cut_drain")))
             await _signal(client, row.job_id, "terminate", signal)
         elif row.kind == inbox.PRICE:
-            await _unless_not_found(
-                client.get_workflow_handle(row.job_id).signal("price_changed", rpc_timeout=_RPC_TIMEOUT)
-            )
+            await _signal(client, row.job_id, "price_changed")
+        elif row.kind == inbox.CAPACITY:
+            await _signal(client, row.job_id, "capacity_freed")
         elif row.kind == inbox.EXIT:
             await self._complete_stream(client, row)
         else:
@@ -195,8 +195,9 @@ class Dispatcher:
         await _unless_not_found(handle.complete(result, rpc_timeout=_RPC_TIMEOUT))
 
 
-async def _signal(client: Client, job_id: str, name: str, argument: object) -> None:
-    await _unless_not_found(client.get_workflow_handle(job_id).signal(name, argument, rpc_timeout=_RPC_TIMEOUT))
+async def _signal(client: Client, job_id: str, name: str, *arguments: object) -> None:
+    handle = client.get_workflow_handle(job_id)
+    await _unless_not_found(handle.signal(name, args=arguments, rpc_timeout=_RPC_TIMEOUT))
 
 
 async def _unless_not_found(call: Awaitable[None]) -> None:

@@ -1,7 +1,6 @@
 """Attempts as rows: minted before the provider's create, closed by a confirmed absence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -18,6 +17,7 @@ from domain.states import EventType, InstanceState, JobState, Reason
 from store import inbox
 from store.db import is_sqlite
 from store.lifecycle import order_stop
+from store.slots import SlotsTaken, freed, taken
 from store.tables import Instance, Job, PriceRecord
 from store.transitions import Outcome, record, transition
 
@@ -33,13 +33,6 @@ _BOOT_MARKS = (
     .join(Instance, col(Instance.job_id) == col(Job.id))
     .where(col(Instance.id) == bindparam("attempt"))
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsTaken:
-    """Why an attempt was not minted: all slots are in use, or another organization's jobs are on this host."""
-
-    message: str
 
 
 def open_attempts(session: Session, job_id: str) -> list[Instance]:
@@ -62,9 +55,9 @@ def mint(
     `slots` bounds the open attempts of the connection; with `single_tenant` they all belong to one organization.
     """
     if slots is not None:
-        taken = _slots_taken(session, job, offer.connection_id, slots, single_tenant)
-        if taken is not None:
-            return taken
+        none = taken(session, job, offer.connection_id, slots, single_tenant=single_tenant)
+        if none is not None:
+            return none
     number = session.exec(select(func.count()).select_from(Instance).where(Instance.job_id == job.id)).one() + 1
     instance = Instance(
         id=new_attempt_id(),
@@ -82,19 +75,6 @@ def mint(
     return instance
 
 
-def _slots_taken(session: Session, job: Job, connection_id: str, slots: int, single_tenant: bool) -> SlotsTaken | None:
-    # Serialises the concurrent minters of one connection on PostgreSQL; on SQLite every writer is alone anyway.
-    if session.get_bind().dialect.name == "postgresql":
-        session.connection().exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"slots:{connection_id}",))
-    open_here = (Instance.connection_id == connection_id, col(Instance.confirmed_absent_at).is_(None))
-    if session.exec(select(func.count()).select_from(Instance).where(*open_here)).one() >= slots:
-        return SlotsTaken(f"all {slots} slots are in use")
-    others = select(Instance.id).where(*open_here, Instance.org_id != job.org_id).limit(1)
-    if single_tenant and session.exec(others).first() is not None:
-        return SlotsTaken("the host is serving another organization's jobs")
-    return None
-
-
 def refused(session: Session, instance: Instance, kind: str, message: str, now: datetime) -> None:
     """The provider created nothing: the attempt is over and was never billed."""
     instance.state = InstanceState.FAILED
@@ -104,6 +84,7 @@ def refused(session: Session, instance: Instance, kind: str, message: str, now: 
     record(session, instance.job_id, EventType.OFFER_REJECTED, f"rejected-{instance.id}", now,
            {"instance_id": instance.id, "provider": instance.provider, "sku": instance.offer["provider_sku"],
             "class": kind, "message": message})  # fmt: skip
+    freed(session, instance, now)
 
 
 def allocated(
@@ -160,6 +141,7 @@ def gone(session: Session, instance: Instance, now: datetime) -> None:
         instance.state = InstanceState.STOPPED
     session.add(instance)
     record(session, instance.job_id, EventType.INSTANCE_GONE, f"gone-{instance.id}", now, {"instance_id": instance.id})
+    freed(session, instance, now)
 
 
 def reprice(session: Session, instance: Instance, price: Decimal, source: str, now: datetime) -> bool:

@@ -11,7 +11,7 @@ from store.columns import UtcDateTime
 from store.db import insert_once, publish
 from store.tables import InboxRow
 
-START, TERMINATE, EXIT, PRICE = "start", "terminate", "exit", "price"
+START, TERMINATE, EXIT, PRICE, CAPACITY = "start", "terminate", "exit", "price", "capacity"
 TOPIC = "inbox"
 _MOST_CHARACTERS = 500
 

@@ -207,7 +207,7 @@ class InboxRow(SQLModel, table=True):
     id: int | None = _serial()
     job_id: str
     kind: str
-    """`start`, `terminate`, `exit`, `price`."""
+    """`start`, `terminate`, `exit`, `price`, `capacity`."""
     dedupe_key: str
     payload: dict[str, Any] = _json(nullable=False)
     created_at: datetime = _time(nullable=False)
@@ -215,6 +215,15 @@ class InboxRow(SQLModel, table=True):
     delivered_at: datetime | None = _time()
     tries: int = 0
     last_error: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
+
+
+class SlotWaiter(SQLModel, table=True):
+    """A job whose workflow waits to be told of a free slot; its message takes it out of the line."""
+
+    __table_args__ = (Index("ix_slotwaiter_line", "job_created_at", "job_id"),)
+
+    job_id: str = Field(primary_key=True)
+    job_created_at: datetime = _time(nullable=False)
 
 
 class IdempotencyKey(SQLModel, table=True):

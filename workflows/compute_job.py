@@ -58,6 +58,7 @@ _FOREVER = timedelta(days=3650)
 _DATABASE_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10))
 _PROVIDER_RETRY = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30))
 _CAPACITY_PAUSE_SECONDS = (2, 5, 10, 20, 40, 60)
+_LAST_PAUSE = len(_CAPACITY_PAUSE_SECONDS) - 1
 
 
 class _JobFailed(Exception):
@@ -96,6 +97,7 @@ class ComputeJob:
         self._stopping: str | None = None
         self._cut_drain = False
         self._repriced = False
+        self._capacity_freed = False
         self._last_failure: _JobFailed | None = None
         self._life_is_over = False
 
@@ -118,6 +120,11 @@ class ComputeJob:
     def price_changed(self) -> None:
         """The rows hold a new price: the cost limit's moment is computed anew."""
         self._repriced = True
+
+    @workflow.signal
+    def capacity_freed(self) -> None:
+        """A slot that the job is in line for is free."""
+        self._capacity_freed = True
 
     @workflow.query
     def status(self) -> Status:
@@ -304,6 +311,7 @@ class ComputeJob:
         self._enter("allocating", "looking for an offer")
         round_number = 0
         while True:
+            self._capacity_freed = False
             allocation = await self._allocate_once()
             if allocation.outcome is AllocationOutcome.ALLOCATED:
                 self._attempt_id = allocation.attempt_id
@@ -329,10 +337,15 @@ class ComputeJob:
                 raise _JobFailed(
                     allocation.reason or Reason.CAPACITY_UNAVAILABLE, allocation.message or "no capacity was found"
                 )
-            pause = _CAPACITY_PAUSE_SECONDS[min(round_number, len(_CAPACITY_PAUSE_SECONDS) - 1)]
+            # In line for a slot it is told of one; elsewhere, capacity that comes back is found by asking only.
+            pause = _CAPACITY_PAUSE_SECONDS[-1 if allocation.in_line else min(round_number, _LAST_PAUSE)]
             round_number += 1
             remaining = (self._capacity_until - workflow.now()).total_seconds()
-            await workflow.sleep(min(pause * (0.75 + 0.5 * workflow.random().random()), remaining))
+            await self._pause(min(pause * (0.75 + 0.5 * workflow.random().random()), remaining))
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(lambda: self._capacity_freed, timeout=seconds)
 
     async def _allocate_once(self) -> Allocation:
         self._go_on()

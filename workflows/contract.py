@@ -117,6 +117,8 @@ class Allocation:
     message: str | None = None
     on_this_machine: bool = False
     """The backend is the host of this worker: what is deleted there is mostly gone at once."""
+    in_line: bool = False
+    """Exhausted for want of a slot: the signal `capacity_freed` tells of one."""
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,15 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_project_org_id"), ["org_id"], unique=False)
 
     op.create_table(
+        "slotwaiter",
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("job_created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("job_id"),
+    )
+    with op.batch_alter_table("slotwaiter", schema=None) as batch_op:
+        batch_op.create_index("ix_slotwaiter_line", ["job_created_at", "job_id"], unique=False)
+
+    op.create_table(
         "workflow_inbox",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("job_id", sa.String(), nullable=False),
