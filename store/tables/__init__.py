@@ -1,0 +1,30 @@
+"""The tables. One row is one fact; what can be derived is not stored, except counters that are documented as such.
+
+Money is `ExactDecimal` in USD, times are UTC, sealed columns hold AES-GCM blobs of `store.vault`.
+"""
+
+from store.tables.access import ApiKey, Organization, Project
+from store.tables.inputs import InboxRow, SlotWaiter
+from store.tables.installation import Installation, Liveness, OrphanSighting
+from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
+from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
+
+__all__ = [
+    "ApiKey",
+    "IdempotencyKey",
+    "InboxRow",
+    "Installation",
+    "Instance",
+    "Job",
+    "JobEvent",
+    "Liveness",
+    "LogBlob",
+    "LogChunk",
+    "LogState",
+    "LogStream",
+    "Organization",
+    "OrphanSighting",
+    "PriceRecord",
+    "Project",
+    "SlotWaiter",
+]

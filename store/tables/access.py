@@ -1,0 +1,39 @@
+"""Organizations, projects, API keys."""
+
+from datetime import datetime
+
+from sqlalchemy import UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+from store.tables import fields
+
+
+class Organization(SQLModel, table=True):
+    id: str = Field(primary_key=True)
+    name: str = Field(unique=True)
+    enabled: bool = True
+    """Fail-closed allowlist: creates of an organization that is not enabled get 403 `tenant_disabled`."""
+    created_at: datetime = fields.time(nullable=False)
+
+
+class Project(SQLModel, table=True):
+    __table_args__ = (UniqueConstraint("org_id", "name"),)
+
+    id: str = Field(primary_key=True)
+    org_id: str = Field(index=True)
+    name: str
+    created_at: datetime = fields.time(nullable=False)
+
+
+class ApiKey(SQLModel, table=True):
+    """A key's SHA-256: the key itself has 256 random bits, so a slow hash would add nothing."""
+
+    id: str = Field(primary_key=True)
+    org_id: str = Field(index=True)
+    project_id: str | None = None
+    owner: str
+    role: str
+    """`member`, `org_admin`, `cluster_admin`, or `viewer`, which may read only."""
+    key_hash: str = Field(unique=True)
+    created_at: datetime = fields.time(nullable=False)
+    revoked_at: datetime | None = fields.time()

@@ -1,0 +1,35 @@
+"""What concerns this control plane as a whole."""
+
+from datetime import datetime
+
+from sqlalchemy import Column, Index, Integer
+from sqlmodel import Field, SQLModel
+
+from store.tables import fields
+
+
+class Installation(SQLModel, table=True):
+    """One row: who this control plane is towards providers (`owner_id`)."""
+
+    id: int = Field(default=1, sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    owner_id: str
+    created_at: datetime = fields.time(nullable=False)
+
+
+class Liveness(SQLModel, table=True):
+    """A stretch of time in which a process of `kind` (`api`, `worker`) was there to be reached."""
+
+    __table_args__ = (Index("ix_liveness_kind_until", "kind", "until"),)
+
+    id: str = Field(primary_key=True)
+    kind: str
+    since: datetime = fields.time(nullable=False)
+    until: datetime = fields.time(nullable=False)
+
+
+class OrphanSighting(SQLModel, table=True):
+    """An instance at a provider that carries our owner id and that no row explains; deleted after a grace."""
+
+    provider_id: str = Field(primary_key=True)
+    connection_id: str = Field(primary_key=True)
+    first_seen_at: datetime = fields.time(nullable=False)
