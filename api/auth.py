@@ -1,5 +1,6 @@
 """Who calls: the bearer key, what its role may do, and on whose behalf."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
@@ -12,6 +13,7 @@ from store.access import Principal, authenticate
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="api_key", description="An API key of Headrace, `hr_...`.")
 _TOKEN_LENGTH = 256
+_ON_BEHALF_OF = "X-On-Behalf-Of"
 _ON_BEHALF_OF_LENGTH = 256
 
 
@@ -28,7 +30,12 @@ async def _services(request: Request) -> Services:
 async def authenticated(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Principal:
-    """Raises NotAuthenticated without a key, or with one that is unknown or revoked."""
+    """Whose key it is, with the request's id and end user.
+
+    Raises:
+        NotAuthenticated: there is no key, or one that is unknown, expired or revoked.
+        InvalidRequest: the end user's id is malformed.
+    """
     if credentials is None:
         raise NotAuthenticated("an API key is wanted: `Authorization: Bearer <key>`")
     token = credentials.credentials
@@ -37,7 +44,8 @@ async def authenticated(
         principal = await services_of(request).db.read(lambda session: authenticate(session, token))
     if principal is None:
         raise NotAuthenticated("this API key is not known, or was revoked")
-    return principal
+    end_user = _end_user(request.headers.get(_ON_BEHALF_OF))
+    return replace(principal, on_behalf_of=end_user, request_id=request.state.request_id)
 
 
 async def authorized_to_write(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
@@ -51,13 +59,17 @@ async def on_behalf_of(
     value: Annotated[
         str | None,
         Header(
-            alias="X-On-Behalf-Of",
+            alias=_ON_BEHALF_OF,
             description=f"An external end user's id, up to {_ON_BEHALF_OF_LENGTH} printable characters; stored on "
             "what the request creates.",
         ),
     ] = None,
 ) -> str | None:
     """The end user whom a gateway names, checked; None when it names none."""
+    return _end_user(value)
+
+
+def _end_user(value: str | None) -> str | None:
     if not value:
         return None
     try:

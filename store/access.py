@@ -35,7 +35,10 @@ _KEY_BY_HASH = (
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a request comes from. `project_id` is None when the key reaches all projects of its organization."""
+    """Who a request comes from. `project_id` is None when the key reaches all projects of its organization.
+
+    `on_behalf_of` and `request_id` are the request's, for what it creates and for the audit log.
+    """
 
     key_id: str
     org_id: OrgId
@@ -43,6 +46,8 @@ class Principal:
     owner: str
     role: Role
     project_id: str | None
+    on_behalf_of: str | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ def create_organization(session: Session, name: str, now: datetime, *, enabled: 
     _require_name(name)
     if session.exec(select(Organization.id).where(Organization.name == name)).first() is not None:
         raise Conflict(f"the organization {name!r} exists already", code="organization_name_conflict")
-    organization = Organization(id=new_id("org"), name=name, enabled=enabled, created_at=now)
+    organization = Organization(id=new_id("org"), name=name, enabled=enabled, created_at=now, updated_at=now)
     session.add(organization)
     create_project(session, organization.id, DEFAULT_PROJECT, now)
     return organization

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 from sqlmodel import Session
 
 from domain.errors import HeadraceError
+from store.append_only import protect_tables
 from store.db import Database
 
 _one_at_a_time = threading.Lock()
@@ -61,6 +62,7 @@ def _upgrade(connection: Connection) -> None:
     with _one_at_a_time:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+    protect_tables(connection)
 
 
 def _missing(connection: Connection) -> list[str]:

@@ -4,6 +4,7 @@ Money is `ExactDecimal` in USD, times are UTC, sealed columns hold AES-GCM blobs
 """
 
 from store.tables.access import ApiKey, Organization, Project
+from store.tables.audit import AuditEntry
 from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
@@ -11,6 +12,7 @@ from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
 
 __all__ = [
     "ApiKey",
+    "AuditEntry",
     "IdempotencyKey",
     "InboxRow",
     "Installation",

@@ -16,7 +16,7 @@ from tests.support.clock import SettableClock
 
 
 def add(session: Session, name: str, now: datetime) -> None:
-    session.add(Organization(id=name, name=name, created_at=now))
+    session.add(Organization(id=name, name=name, created_at=now, updated_at=now))
 
 
 def names(database: Database) -> list[str]:

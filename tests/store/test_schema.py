@@ -68,9 +68,9 @@ def test_what_is_pending_is_named_until_it_has_run(empty: Database) -> None:
 
 def test_a_second_upgrade_changes_nothing(empty: Database) -> None:
     schema.upgrade(empty)
-    empty.run_write(lambda s: s.connection().execute(text("INSERT INTO organization VALUES ('o', 'n', true, 1)")))
+    empty.run_write(lambda s: s.connection().execute(text("INSERT INTO project VALUES ('p', 'o', 'n', 1)")))
     schema.upgrade(empty)
-    assert empty.run_read(lambda s: s.connection().execute(text("SELECT count(*) FROM organization")).scalar()) == 1
+    assert empty.run_read(lambda s: s.connection().execute(text("SELECT count(*) FROM project")).scalar()) == 1
 
 
 def test_a_failing_upgrade_leaves_nothing_behind(empty: Database) -> None:

@@ -16,15 +16,38 @@ def upgrade() -> None:
         sa.Column("org_id", sa.String(), nullable=False),
         sa.Column("project_id", sa.String(), nullable=True),
         sa.Column("owner", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=True),
         sa.Column("role", sa.String(), nullable=False),
         sa.Column("key_hash", sa.String(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("last_used_at", sa.BigInteger(), nullable=True),
         sa.Column("revoked_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("key_hash"),
     )
     with op.batch_alter_table("apikey", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_apikey_org_id"), ["org_id"], unique=False)
+
+    op.create_table(
+        "auditentry",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("owner", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("on_behalf_of", sa.String(), nullable=True),
+        sa.Column("action", sa.String(), nullable=False),
+        sa.Column("resource", sa.String(), nullable=False),
+        sa.Column("request_id", sa.String(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+        info={"append_only": True},
+    )
+    with op.batch_alter_table("auditentry", schema=None) as batch_op:
+        batch_op.create_index("ix_auditentry_org", ["org_id", "id"], unique=False)
+        batch_op.create_index("ix_auditentry_resource", ["resource", "id"], unique=False)
 
     op.create_table(
         "idempotencykey",
@@ -214,7 +237,13 @@ def upgrade() -> None:
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("enabled", sa.Boolean(), nullable=False),
+        sa.Column("max_live_jobs", sa.Integer(), nullable=True),
+        sa.Column("max_live_services", sa.Integer(), nullable=True),
+        sa.Column("max_live_service_replicas", sa.Integer(), nullable=True),
+        sa.Column("max_live_volumes", sa.Integer(), nullable=True),
+        sa.Column("time_zone", sa.String(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("name"),
     )
