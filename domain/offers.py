@@ -34,6 +34,8 @@ class Offer(Frozen):
     teardown_seconds: float = Field(default=60, description="Expected from the delete request to confirmed absence.")
     spot: bool = False
     available: bool = True
+    exclusive: bool = False
+    """Whether it is one machine, as on a marketplace: then at most one attempt has it at a time."""
     observed_at: datetime
     disk_enforced: bool = True
     """Whether `ephemeral_disk_gb` is a limit that the backend enforces."""

@@ -24,6 +24,7 @@ _KEY_BY_HASH = (
         col(ApiKey.id),
         col(ApiKey.org_id),
         col(Organization.enabled),
+        col(Organization.provider_anonymity),
         col(ApiKey.owner),
         col(ApiKey.role),
         col(ApiKey.project_id),
@@ -46,6 +47,14 @@ class Principal:
     owner: str
     role: Role
     project_id: str | None
+    provider_anonymity: bool = False
+    """Whether its organization is not told which providers its jobs run on."""
+
+    @property
+    def sees_providers(self) -> bool:
+        """Whether answers may name the provider that something runs on."""
+        return self.role is Role.CLUSTER_ADMIN or not self.provider_anonymity
+
     on_behalf_of: str | None = None
     request_id: str = ""
 
@@ -66,7 +75,9 @@ def authenticate(session: Session, token: str) -> Principal | None:
     row = session.connection().execute(_KEY_BY_HASH, {"wanted_hash": hash_token(token)}).one_or_none()
     if row is None:
         return None
-    return Principal(row.id, OrgId(row.org_id), row.enabled, row.owner, Role(row.role), row.project_id)
+    return Principal(
+        row.id, OrgId(row.org_id), row.enabled, row.owner, Role(row.role), row.project_id, row.provider_anonymity
+    )
 
 
 def create_organization(session: Session, name: str, now: datetime, *, enabled: bool = False) -> Organization:

@@ -5,6 +5,7 @@ Money is `ExactDecimal` in USD, times are UTC, sealed columns hold AES-GCM blobs
 
 from store.tables.access import ApiKey, Organization, Project
 from store.tables.audit import AuditEntry
+from store.tables.catalog import ConnectionHealth, OfferRow
 from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
@@ -12,6 +13,7 @@ from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
 
 __all__ = [
     "ApiKey",
+    "ConnectionHealth",
     "AuditEntry",
     "IdempotencyKey",
     "InboxRow",
@@ -24,6 +26,7 @@ __all__ = [
     "LogChunk",
     "LogState",
     "LogStream",
+    "OfferRow",
     "Organization",
     "OrphanSighting",
     "PriceRecord",

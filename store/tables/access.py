@@ -13,6 +13,8 @@ class Organization(SQLModel, table=True):
     name: str = Field(unique=True)
     enabled: bool = True
     """Fail-closed allowlist: creates of an organization that is not enabled get 403 `tenant_disabled`."""
+    provider_anonymity: bool = False
+    """Whether its keys, those of cluster admins excepted, are not told which providers its jobs run on."""
     max_live_jobs: int | None = None
     """Caps on what is not terminal, counted from the rows whenever one is made; None is unlimited, 0 blocks."""
     max_live_services: int | None = None

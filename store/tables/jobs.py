@@ -4,7 +4,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Column, Index, LargeBinary, UniqueConstraint
+from sqlalchemy import Column, Index, LargeBinary, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 from store.columns import ExactDecimal, Prose
@@ -73,6 +73,13 @@ class Instance(SQLModel, table=True):
     __table_args__ = (
         UniqueConstraint("job_id", "number"),
         Index("ix_instance_open", "connection_id", "confirmed_absent_at"),
+        Index(
+            "ux_instance_exclusive",
+            "exclusive_ref",
+            unique=True,
+            sqlite_where=text("confirmed_absent_at IS NULL"),
+            postgresql_where=text("confirmed_absent_at IS NULL"),
+        ),
     )
 
     id: str = Field(primary_key=True)
@@ -86,6 +93,8 @@ class Instance(SQLModel, table=True):
     provider: str
     offer: dict[str, Any] = fields.json(nullable=False)
     """`domain.offers.Offer` as it was taken."""
+    exclusive_ref: str | None = None
+    """The offer's `ref` where it is one machine: no two open attempts have it."""
     handle: dict[str, Any] | None = fields.json()
     """`providers.base.Handle`; None until the provider's create answered."""
     state: str = Field(index=True)

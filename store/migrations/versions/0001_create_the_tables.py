@@ -50,6 +50,20 @@ def upgrade() -> None:
         batch_op.create_index("ix_auditentry_resource", ["resource", "id"], unique=False)
 
     op.create_table(
+        "connectionhealth",
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("provider", sa.String(), nullable=False),
+        sa.Column("capabilities", sa.Text(), nullable=True),
+        sa.Column("last_poll_at", sa.BigInteger(), nullable=True),
+        sa.Column("observed_at", sa.BigInteger(), nullable=True),
+        sa.Column("latency_ms", sa.Integer(), nullable=False),
+        sa.Column("offer_count", sa.Integer(), nullable=False),
+        sa.Column("error_kind", sa.String(), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("blocked", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("connection_id"),
+    )
+    op.create_table(
         "idempotencykey",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("org_id", sa.String(), nullable=False),
@@ -78,6 +92,7 @@ def upgrade() -> None:
         sa.Column("connection_id", sa.String(), nullable=False),
         sa.Column("provider", sa.String(), nullable=False),
         sa.Column("offer", sa.Text(), nullable=False),
+        sa.Column("exclusive_ref", sa.String(), nullable=True),
         sa.Column("handle", sa.Text(), nullable=True),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("reason_code", sa.String(), nullable=True),
@@ -110,6 +125,13 @@ def upgrade() -> None:
         batch_op.create_index("ix_instance_open", ["connection_id", "confirmed_absent_at"], unique=False)
         batch_op.create_index(batch_op.f("ix_instance_session_hash"), ["session_hash"], unique=False)
         batch_op.create_index(batch_op.f("ix_instance_state"), ["state"], unique=False)
+        batch_op.create_index(
+            "ux_instance_exclusive",
+            ["exclusive_ref"],
+            unique=True,
+            sqlite_where=sa.text("confirmed_absent_at IS NULL"),
+            postgresql_where=sa.text("confirmed_absent_at IS NULL"),
+        )
 
     op.create_table(
         "job",
@@ -233,10 +255,34 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_logstream_snapshot_due_at"), ["snapshot_due_at"], unique=False)
 
     op.create_table(
+        "offerrow",
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("offer_id", sa.String(), nullable=False),
+        sa.Column("accelerator", sa.String(), nullable=False),
+        sa.Column("gpu_count", sa.Integer(), nullable=False),
+        sa.Column("interconnect", sa.String(), nullable=True),
+        sa.Column("region", sa.String(), nullable=False),
+        sa.Column("available", sa.Boolean(), nullable=False),
+        sa.Column("offer", sa.Text(), nullable=False),
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("connection_id", "offer_id"),
+    )
+    with op.batch_alter_table("offerrow", schema=None) as batch_op:
+        batch_op.create_index(
+            "ix_offerrow_hardware", ["accelerator", "gpu_count", "connection_id", "offer_id"], unique=False
+        )
+        batch_op.create_index(
+            "ix_offerrow_listing",
+            ["connection_id", "offer_id", "accelerator", "gpu_count", "interconnect", "region", "available"],
+            unique=False,
+        )
+
+    op.create_table(
         "organization",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("enabled", sa.Boolean(), nullable=False),
+        sa.Column("provider_anonymity", sa.Boolean(), nullable=False),
         sa.Column("max_live_jobs", sa.Integer(), nullable=True),
         sa.Column("max_live_services", sa.Integer(), nullable=True),
         sa.Column("max_live_service_replicas", sa.Integer(), nullable=True),
