@@ -50,13 +50,13 @@ class Principal:
     provider_anonymity: bool = False
     """Whether its organization is not told which providers its jobs run on."""
 
+    on_behalf_of: str | None = None
+    request_id: str = ""
+
     @property
     def sees_providers(self) -> bool:
         """Whether answers may name the provider that something runs on."""
         return self.role is Role.CLUSTER_ADMIN or not self.provider_anonymity
-
-    on_behalf_of: str | None = None
-    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
 
 __all__ = [
     "ApiKey",
-    "ConnectionHealth",
     "AuditEntry",
+    "ConnectionHealth",
     "IdempotencyKey",
     "InboxRow",
     "Installation",
