@@ -5,15 +5,20 @@ Money is `ExactDecimal` in USD, times are UTC, sealed columns hold AES-GCM blobs
 
 from store.tables.access import ApiKey, Organization, Project
 from store.tables.audit import AuditEntry
+from store.tables.budgets import Budget, BudgetAlert, BudgetReservation
 from store.tables.catalog import ConnectionHealth, OfferRow
 from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
 from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
+from store.tables.webhooks import Webhook, WebhookDelivery
 
 __all__ = [
     "ApiKey",
     "AuditEntry",
+    "Budget",
+    "BudgetAlert",
+    "BudgetReservation",
     "ConnectionHealth",
     "IdempotencyKey",
     "InboxRow",
@@ -32,4 +37,6 @@ __all__ = [
     "PriceRecord",
     "Project",
     "SlotWaiter",
+    "Webhook",
+    "WebhookDelivery",
 ]

@@ -73,6 +73,7 @@ class Instance(SQLModel, table=True):
     __table_args__ = (
         UniqueConstraint("job_id", "number"),
         Index("ix_instance_open", "connection_id", "confirmed_absent_at"),
+        Index("ix_instance_org_absent", "org_id", "confirmed_absent_at"),
         Index(
             "ux_instance_exclusive",
             "exclusive_ref",

@@ -50,6 +50,42 @@ def upgrade() -> None:
         batch_op.create_index("ix_auditentry_resource", ["resource", "id"], unique=False)
 
     op.create_table(
+        "budget",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("project_id", sa.String(), nullable=False),
+        sa.Column("owner", sa.String(), nullable=False),
+        sa.Column("period", sa.String(), nullable=False),
+        sa.Column("amount_usd", sa.Text(), nullable=False),
+        sa.Column("alert_percents", sa.Text(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("org_id", "project_id", "owner", "period"),
+    )
+    op.create_table(
+        "budgetalert",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("budget_id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("window_start", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("percent", sa.Integer(), nullable=False),
+        sa.Column("amount_usd", sa.Text(), nullable=False),
+        sa.Column("spent_usd", sa.Text(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("budget_id", "window_start", "kind", "percent", "amount_usd"),
+    )
+    op.create_table(
+        "budgetreservation",
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("usd", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("job_id"),
+    )
+    op.create_table(
         "connectionhealth",
         sa.Column("connection_id", sa.String(), nullable=False),
         sa.Column("provider", sa.String(), nullable=False),
@@ -123,6 +159,7 @@ def upgrade() -> None:
     with op.batch_alter_table("instance", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_instance_job_id"), ["job_id"], unique=False)
         batch_op.create_index("ix_instance_open", ["connection_id", "confirmed_absent_at"], unique=False)
+        batch_op.create_index("ix_instance_org_absent", ["org_id", "confirmed_absent_at"], unique=False)
         batch_op.create_index(batch_op.f("ix_instance_session_hash"), ["session_hash"], unique=False)
         batch_op.create_index(batch_op.f("ix_instance_state"), ["state"], unique=False)
         batch_op.create_index(
@@ -332,6 +369,41 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("slotwaiter", schema=None) as batch_op:
         batch_op.create_index("ix_slotwaiter_line", ["job_created_at", "job_id"], unique=False)
+
+    op.create_table(
+        "webhook",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("url", sa.String(), nullable=False),
+        sa.Column("events", sa.Text(), nullable=False),
+        sa.Column("enabled", sa.Boolean(), nullable=False),
+        sa.Column("secret_sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("webhook", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_webhook_org_id"), ["org_id"], unique=False)
+
+    op.create_table(
+        "webhookdelivery",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("webhook_id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("type", sa.String(), nullable=False),
+        sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("due_at", sa.BigInteger(), nullable=False),
+        sa.Column("settled_at", sa.BigInteger(), nullable=True),
+        sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("last_status", sa.Integer(), nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    with op.batch_alter_table("webhookdelivery", schema=None) as batch_op:
+        batch_op.create_index("ix_webhookdelivery_due", ["settled_at", "due_at"], unique=False)
+        batch_op.create_index("ix_webhookdelivery_webhook", ["webhook_id", "created_at", "id"], unique=False)
 
     op.create_table(
         "workflow_inbox",
