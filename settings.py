@@ -114,6 +114,14 @@ class Settings(BaseSettings):
     reconcile_interval_seconds: float = Field(
         default=300, gt=0, description="How often a connection is compared with the rows."
     )
+    offers_interval_seconds: float = Field(
+        default=60, gt=0, description="How often a connection is asked for its offers."
+    )
+    offers_valid_seconds: float = Field(
+        default=600,
+        gt=0,
+        description="How long the offers of a connection's last good poll count while later ones fail.",
+    )
     orphan_grace_seconds: float = Field(
         default=120, ge=0, description="An unknown instance is deleted once it was seen this long."
     )

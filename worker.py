@@ -29,6 +29,7 @@ from activities.allocate import AllocateActivities
 from activities.context import Context
 from activities.deallocate import DeallocateActivities
 from activities.housekeeping import HousekeepingActivities
+from activities.offers import OffersActivities
 from activities.provision import ProvisionActivities
 from activities.reconcile import ReconcileActivities
 from activities.record import RecordActivities
@@ -44,14 +45,15 @@ from store.stores import open_stores
 from store.temporal import connect
 from store.vault import Vault
 from workflows.compute_job import ComputeJob
-from workflows.contract import HOUSEKEEPING, RECONCILE
+from workflows.contract import HOUSEKEEPING, POLL_OFFERS, RECONCILE
 from workflows.deallocation import Deallocation
+from workflows.offers import PollOffers
 from workflows.reconcile import Housekeeping, Reconcile
 from workflows.recover import Recover
 
 log = structlog.get_logger()
 
-WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping)
+WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping, PollOffers)
 
 _BEAT_SECONDS = 2.0
 _RETRY_SECONDS = 5.0
@@ -78,6 +80,7 @@ def activities_of(context: Context) -> list[Callable[..., Awaitable[Any]]]:
         deallocate.confirm_absence,
         ReconcileActivities(context).reconcile_connection,
         HousekeepingActivities(context).keep_house,
+        OffersActivities(context).poll_offers,
     ]
 
 
@@ -216,9 +219,12 @@ async def _beat(context: Context) -> None:
 
 
 async def _keep_schedules(client: Client, context: Context) -> None:
-    """One `Reconcile` per connection and one `Housekeeping`, at the settings' intervals; also once right away."""
+    """One `PollOffers` and one `Reconcile` per connection and one `Housekeeping`, at the settings' intervals; also once
+    right away."""
     settings = context.settings
     for connection_id in context.providers.by_connection:
+        interval = timedelta(seconds=settings.offers_interval_seconds)
+        await _schedule(client, settings, f"offers-{connection_id}", POLL_OFFERS, [connection_id], interval)
         interval = timedelta(seconds=settings.reconcile_interval_seconds)
         await _schedule(client, settings, f"reconcile-{connection_id}", RECONCILE, [connection_id], interval)
     interval = timedelta(seconds=settings.retention_interval_seconds)

@@ -3,9 +3,11 @@
 The same function serves allocation and quotes, so a quote is what a create would get.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from types import MappingProxyType
+from typing import Any
 
 from domain.limits import affordable, least_cost
 from domain.money import UsdPerHour
@@ -14,6 +16,8 @@ from domain.spec import ComputeRequest, JobSpec, PlacementStrategy, SpotPolicy
 
 _MICRO_USD = Decimal("1e-6")
 _SHOWN_NAMES = 5
+_REASON_CHARACTERS = 300
+_MOST_REASONS = 32
 # Curated precedence of `capacity_optimized`: own hardware first, then breadth of capacity. Unknown ones come last.
 PRECEDENCE = ("local", "ssh", "aws", "gcp", "azure", "nebius", "oci", "runpod", "modal", "vastai")
 
@@ -43,6 +47,14 @@ class Menu:
             return "no backend is connected"
         return "; ".join(f"{r.provider}: {r.message}" for r in self.refusals)
 
+    def details(self) -> dict[str, Any] | None:
+        """The same for machines, as a job's `reason.details`; None when there is nothing to say."""
+        shown = [
+            {"provider": refusal.provider, "reason": refusal.message[:_REASON_CHARACTERS]}
+            for refusal in self.refusals[:_MOST_REASONS]
+        ]
+        return {"providers": shown} if shown else None
+
 
 def menu(
     spec: JobSpec,
@@ -51,10 +63,14 @@ def menu(
     *,
     spent: Decimal = Decimal(0),
     rejected: frozenset[str] = frozenset(),
+    reserved: frozenset[str] = frozenset(),
+    unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> Menu:
     """The eligible offers for `spec`, best first.
 
-    `spent` is what earlier attempts have cost (USD); `rejected` holds the `ref` of each offer that was tried in vain.
+    `spent` is what earlier attempts have cost (USD); `rejected` holds the `ref` of each offer that was tried in vain,
+    `reserved` those of the exclusive offers that other attempts have. `unreadable` are the providers whose offers are
+    not known now, each with the reason.
     """
     by_provider: dict[str, list[Offer]] = {name: [] for name in capabilities}
     for offer in offers:
@@ -65,7 +81,7 @@ def menu(
     for provider, candidates in sorted(by_provider.items()):
         reason = _provider_refusal(spec, provider, capabilities.get(provider, Capabilities()))
         if reason is None:
-            verdicts = [(offer, _first_refusal(spec, offer, spent)) for offer in candidates]
+            verdicts = [(offer, _first_refusal(spec, _as_it_stands(offer, reserved), spent)) for offer in candidates]
             good = [offer for offer, verdict in verdicts if verdict is None and offer.ref not in rejected]
             eligible += good
             stopped = [verdict for _, verdict in verdicts if verdict is not None]
@@ -74,9 +90,10 @@ def menu(
                 reason = _summary(spec.compute, candidates, stopped, tried=len(stopped) < len(verdicts))
         if reason is not None:
             refusals.append(Refusal(provider, reason))
+    refusals += _missing(spec, by_provider.keys(), unreadable)
     return Menu(
         offers=tuple(sorted(eligible, key=_order(spec.placement.strategy))),
-        refusals=tuple(refusals),
+        refusals=tuple(sorted(refusals, key=lambda refusal: refusal.provider)),
         may_free_up=_taken in stopped_by,
         over_limit=_over_limit in stopped_by,
     )
@@ -87,11 +104,28 @@ def only_too_dear(result: Menu) -> bool:
     return not result.offers and result.over_limit and not result.may_free_up
 
 
+def _as_it_stands(offer: Offer, reserved: frozenset[str]) -> Offer:
+    return offer.model_copy(update={"available": False}) if offer.exclusive and offer.ref in reserved else offer
+
+
+def _missing(spec: JobSpec, known: Collection[str], unreadable: Mapping[str, str]) -> list[Refusal]:
+    """Providers of which there is no word: those that do not answer, and those that were asked for and do not exist."""
+    wanted = spec.placement.providers
+    found = [
+        Refusal(name, why) for name, why in unreadable.items() if name not in known and name in (wanted or (name,))
+    ]
+    return found + [
+        Refusal(name, "is not connected")
+        for name in dict.fromkeys(wanted)
+        if name not in known and name not in unreadable
+    ]
+
+
 def _provider_refusal(spec: JobSpec, provider: str, can: Capabilities) -> str | None:
     wanted = spec.placement.providers
     protocols = {port.protocol for port in spec.ports}
     if wanted and provider not in wanted:
-        return f"not among the requested providers ({', '.join(wanted)})"
+        return f"is not among the requested providers ({_some(wanted)})"
     if "http" in protocols and not can.http_ports:
         return "publishes no http ports"
     if "tcp" in protocols and not can.tcp_ports:
@@ -144,9 +178,9 @@ def _unwanted_spot(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
 def _elsewhere(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
     regions, zones = spec.placement.regions, spec.placement.zones
     if regions and offer.region not in regions:
-        return f"is not in the regions {', '.join(regions)}"
+        return f"is not in the regions {_some(regions)}"
     if zones and offer.zone not in zones:
-        return f"is not in the zones {', '.join(zones)}"
+        return f"is not in the zones {_some(zones)}"
     return None
 
 
@@ -205,9 +239,12 @@ def _summary(
     place, reason = max(stopped, key=lambda verdict: verdict[0])
     if _OFFER_RULES[place] is not _other_hardware:
         return reason
-    names = sorted({_hardware(offer) for offer in candidates})
+    return f"{reason}, only {_some(sorted({_hardware(offer) for offer in candidates}))}"
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return f"{reason}, only {', '.join(names[:_SHOWN_NAMES])}{more}"
+    return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
 
 
 def _hardware(of: ComputeRequest | Offer) -> str:

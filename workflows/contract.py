@@ -14,6 +14,7 @@ DEALLOCATION = "Deallocation"
 RECOVER = "Recover"
 RECONCILE = "Reconcile"
 HOUSEKEEPING = "Housekeeping"
+POLL_OFFERS = "PollOffers"
 
 
 def deallocation_id(attempt_id: str) -> str:
