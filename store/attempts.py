@@ -136,6 +136,7 @@ def gone(session: Session, instance: Instance, now: datetime) -> None:
     if instance.confirmed_absent_at is not None:
         return
     instance.confirmed_absent_at = now
+    instance.secrets_sealed = None
     instance.terminal_at = instance.terminal_at or now
     if instance.state not in {InstanceState.SUCCEEDED, InstanceState.FAILED, InstanceState.LOST}:
         instance.state = InstanceState.STOPPED

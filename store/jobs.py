@@ -15,8 +15,9 @@ from sqlmodel import Session, col, select
 from domain.errors import Conflict, Forbidden, InvalidRequest
 from domain.ids import JobId, new_id
 from domain.money import PriceInterval, UsdPerHour
+from domain.secrets import Reference
 from domain.states import EventType, JobState
-from store import inbox
+from store import inbox, secrets
 from store import job_statements as statements
 from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
@@ -51,6 +52,8 @@ class NewJob:
     spec: dict[str, Any]
     workload_sealed: bytes = field(repr=False)
     registry_sealed: bytes | None = field(repr=False)
+    references: tuple[Reference, ...] = ()
+    """What it needs of stored secrets."""
     trace_context: dict[str, str] | None = None
 
 
@@ -68,7 +71,7 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
     Raises:
         Conflict: the key was used with another body (`idempotency_conflict`).
         Forbidden: the organization is not enabled (`tenant_disabled`), or the project is not the key's.
-        InvalidRequest: there is no such project.
+        InvalidRequest: there is no such project, or no such secret.
     """
     known = _claim(session, principal, new.id, claim, now)
     if known is not None:
@@ -88,11 +91,14 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
         "spec": new.spec,
         "workload_sealed": new.workload_sealed,
         "registry_sealed": new.registry_sealed,
+        "uses_secrets": bool(new.references),
         "trace_context": new.trace_context,
         "state": JobState.REQUESTED.value,
         "created_at": now,
         "run_token": 0,
     }
+    if new.references:
+        secrets.claim(session, principal.org_id, new.id, new.references)
     session.connection().execute(statements.INSERT_JOB, values)
     data = {"owner": principal.owner, **({"on_behalf_of": new.on_behalf_of} if new.on_behalf_of else {})}
     # A new job has no event and no input yet: there is nothing to compare these with, as `record` and `put` would.

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Update, bindparam, update
+from sqlalchemy import Update, bindparam, delete, update
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.util import identity_key
 from sqlmodel import Session, col, select
@@ -17,9 +17,10 @@ from sqlmodel import Session, col, select
 from domain.ids import JobId, new_id
 from domain.states import EventType, JobState, Reason, sources_of
 from store.db import insert_once, is_sqlite, publish
-from store.tables import Job, JobEvent
+from store.tables import Job, JobEvent, SecretUse
 
-_LOCKED_STATE = select(Job.state).where(Job.id == bindparam("job")).with_for_update()
+_LOCKED_STATE = select(Job.state, Job.uses_secrets).where(Job.id == bindparam("job")).with_for_update()
+_FORGET_USES = delete(SecretUse).where(col(SecretUse.job_id) == bindparam("job"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ def transition(
     `values` are further columns to set with it; `data` goes into the event beside `from`, `to` and the reason.
     """
     session.flush()
-    previous = session.connection().execute(_LOCKED_STATE, {"job": job_id}).scalar_one_or_none()
+    previous = session.connection().execute(_LOCKED_STATE, {"job": job_id}).one_or_none()
     if previous is None:
         raise LookupError(f"no job {job_id}")
-    current = JobState(previous)
+    current = JobState(previous.state)
     allowed = sources_of(wanted) & (only_from or frozenset(JobState))
     if current not in allowed:
         return Outcome(False, current, _was_applied(session, job_id, wanted, transition_id))
@@ -77,6 +78,8 @@ def transition(
         return Outcome(False, current, _was_applied(session, job_id, wanted, transition_id))
     parameters = {f"new_{name}": value for name, value in changes.items()}
     session.connection().execute(_change(tuple(changes)), {**parameters, "job": job_id, "seen": current.value})
+    if wanted.terminal and previous.uses_secrets:
+        session.connection().execute(_FORGET_USES, {"job": job_id})
     loaded = session.identity_map.get(identity_key(Job, job_id))
     if loaded is not None:
         for name, value in changes.items():

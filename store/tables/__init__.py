@@ -11,6 +11,7 @@ from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
 from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
+from store.tables.secrets import RetiredKey, Secret, SecretUse
 from store.tables.webhooks import Webhook, WebhookDelivery
 
 __all__ = [
@@ -36,6 +37,9 @@ __all__ = [
     "OrphanSighting",
     "PriceRecord",
     "Project",
+    "RetiredKey",
+    "Secret",
+    "SecretUse",
     "SlotWaiter",
     "Webhook",
     "WebhookDelivery",

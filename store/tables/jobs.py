@@ -31,6 +31,8 @@ class Job(SQLModel, table=True):
     """`domain.spec.Workload`: argv or script, env, references to secrets."""
     registry_sealed: bytes | None = fields.blob()
     """`registry_credential`; emptied by the terminal transition."""
+    uses_secrets: bool = False
+    """Whether `SecretUse` has rows of it, while it is live."""
     trace_context: dict[str, str] | None = fields.json()
 
     state: str = Field(index=True)
@@ -120,6 +122,9 @@ class Instance(SQLModel, table=True):
     nonce: str | None = None
     """Bound by the first fetch of the launch spec; another one is refused."""
     session_hash: str | None = Field(default=None, index=True)
+    secrets_sealed: bytes | None = fields.blob()
+    """The secrets that it was launched with (`store.launch_secrets`), for masking its output; emptied once it is
+    gone."""
     stop_requested_at: datetime | None = fields.time()
     """The agent's stop order: its poll for orders answers `stop` from then on."""
     exit_report: dict[str, Any] | None = fields.json()

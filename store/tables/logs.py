@@ -72,5 +72,7 @@ class LogStream(SQLModel, table=True):
     acked_offset: int = Field(default=0, sa_column=Column(BigInteger, nullable=False))
     line_state: bytes | None = fields.blob()
     """The line maker's state, as `domain.lines` packs it."""
+    held: bytes | None = fields.blob()
+    """Acknowledged bytes that the line maker has not seen: they may be the beginning of a secret (`domain.masking`)."""
     snapshot_due_at: datetime | None = fields.time(index=True)
     """When the state of a progress bar must be shown although nothing more came; None when there is none."""

@@ -148,6 +148,7 @@ def upgrade() -> None:
         sa.Column("last_contact_at", sa.BigInteger(), nullable=True),
         sa.Column("nonce", sa.String(), nullable=True),
         sa.Column("session_hash", sa.String(), nullable=True),
+        sa.Column("secrets_sealed", sa.LargeBinary(), nullable=True),
         sa.Column("stop_requested_at", sa.BigInteger(), nullable=True),
         sa.Column("exit_report", sa.Text(), nullable=True),
         sa.Column("drained_at", sa.BigInteger(), nullable=True),
@@ -183,6 +184,7 @@ def upgrade() -> None:
         sa.Column("spec", sa.Text(), nullable=False),
         sa.Column("workload_sealed", sa.LargeBinary(), nullable=False),
         sa.Column("registry_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("uses_secrets", sa.Boolean(), nullable=False),
         sa.Column("trace_context", sa.Text(), nullable=True),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("reason_code", sa.String(), nullable=True),
@@ -285,6 +287,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(), nullable=False),
         sa.Column("acked_offset", sa.BigInteger(), nullable=False),
         sa.Column("line_state", sa.LargeBinary(), nullable=True),
+        sa.Column("held", sa.LargeBinary(), nullable=True),
         sa.Column("snapshot_due_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("instance_id", "stream"),
     )
@@ -360,6 +363,42 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("project", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_project_org_id"), ["org_id"], unique=False)
+
+    op.create_table(
+        "retiredkey",
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("retired_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("key_id"),
+    )
+    op.create_table(
+        "secret",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("key_names", sa.Text(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.Column("on_behalf_of", sa.String(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("org_id", "name"),
+    )
+    with op.batch_alter_table("secret", schema=None) as batch_op:
+        batch_op.create_index("ix_secret_org_created", ["org_id", "created_at", "id"], unique=False)
+
+    op.create_table(
+        "secretuse",
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("secret_id", sa.String(), nullable=False),
+        sa.Column("key_names", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "secret_id"),
+    )
+    with op.batch_alter_table("secretuse", schema=None) as batch_op:
+        batch_op.create_index("ix_secretuse_secret", ["secret_id"], unique=False)
 
     op.create_table(
         "slotwaiter",
