@@ -10,13 +10,16 @@ from store.tables.catalog import ConnectionHealth, OfferRow
 from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
+from store.tables.ledger import BilledResource, LedgerEntry
 from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
+from store.tables.pricing import StoragePrice
 from store.tables.secrets import RetiredKey, Secret, SecretUse
 from store.tables.webhooks import Webhook, WebhookDelivery
 
 __all__ = [
     "ApiKey",
     "AuditEntry",
+    "BilledResource",
     "Budget",
     "BudgetAlert",
     "BudgetReservation",
@@ -27,6 +30,7 @@ __all__ = [
     "Instance",
     "Job",
     "JobEvent",
+    "LedgerEntry",
     "Liveness",
     "LogBlob",
     "LogChunk",
@@ -41,6 +45,7 @@ __all__ = [
     "Secret",
     "SecretUse",
     "SlotWaiter",
+    "StoragePrice",
     "Webhook",
     "WebhookDelivery",
 ]

@@ -50,6 +50,23 @@ def upgrade() -> None:
         batch_op.create_index("ix_auditentry_resource", ["resource", "id"], unique=False)
 
     op.create_table(
+        "billed_resource",
+        sa.Column("resource_id", sa.String(), nullable=False),
+        sa.Column("resource_type", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("project_id", sa.String(), nullable=False),
+        sa.Column("resource_at", sa.BigInteger(), nullable=False),
+        sa.Column("begins_at", sa.BigInteger(), nullable=False),
+        sa.Column("last_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("resource_id"),
+    )
+    with op.batch_alter_table("billed_resource", schema=None) as batch_op:
+        batch_op.create_index("ix_billed_page", ["org_id", "resource_at", "resource_id"], unique=False)
+        batch_op.create_index(
+            "ix_billed_window", ["org_id", "last_at", "begins_at", "project_id", "resource_type"], unique=False
+        )
+
+    op.create_table(
         "budget",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("org_id", sa.String(), nullable=False),
@@ -222,6 +239,35 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("jobevent", schema=None) as batch_op:
         batch_op.create_index("ix_jobevent_job", ["job_id", "seq"], unique=False)
+
+    op.create_table(
+        "ledger_entry",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("project_id", sa.String(), nullable=False),
+        sa.Column("resource_type", sa.String(), nullable=False),
+        sa.Column("resource_id", sa.String(), nullable=False),
+        sa.Column("instance_id", sa.String(), nullable=False),
+        sa.Column("begins_at", sa.BigInteger(), nullable=False),
+        sa.Column("last_at", sa.BigInteger(), nullable=False),
+        sa.Column("units", sa.Integer(), nullable=False),
+        sa.Column("unit_seconds", sa.Integer(), nullable=False),
+        sa.Column("usd_per_hour", sa.Text(), nullable=False),
+        sa.Column("whole", sa.BigInteger(), nullable=False),
+        sa.Column("nano", sa.BigInteger(), nullable=False),
+        sa.Column("atto", sa.BigInteger(), nullable=False),
+        sa.Column("written_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("instance_id", "begins_at"),
+        info={"append_only": True},
+    )
+    with op.batch_alter_table("ledger_entry", schema=None) as batch_op:
+        batch_op.create_index("ix_ledger_resource", ["resource_id", "begins_at"], unique=False)
+        batch_op.create_index(
+            "ix_ledger_window",
+            ["org_id", "begins_at", "last_at", "project_id", "resource_type", "whole", "nano", "atto"],
+            unique=False,
+        )
 
     op.create_table(
         "liveness",
@@ -409,6 +455,16 @@ def upgrade() -> None:
     with op.batch_alter_table("slotwaiter", schema=None) as batch_op:
         batch_op.create_index("ix_slotwaiter_line", ["job_created_at", "job_id"], unique=False)
 
+    op.create_table(
+        "storage_price",
+        sa.Column("version", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("usd_per_gib_hour", sa.Text(), nullable=False),
+        sa.Column("effective_at", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("key_id", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("version"),
+        info={"append_only": True},
+    )
     op.create_table(
         "webhook",
         sa.Column("id", sa.String(), nullable=False),
