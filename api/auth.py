@@ -39,9 +39,9 @@ async def authenticated(
     if credentials is None:
         raise NotAuthenticated("an API key is wanted: `Authorization: Bearer <key>`")
     token = credentials.credentials
-    principal = None
+    principal, now = None, services_of(request).clock()
     if len(token) <= _TOKEN_LENGTH:
-        principal = await services_of(request).db.read(lambda session: authenticate(session, token))
+        principal = await services_of(request).db.read(lambda session: authenticate(session, token, now))
     if principal is None:
         raise NotAuthenticated("this API key is not known, or was revoked")
     end_user = _end_user(request.headers.get(_ON_BEHALF_OF))

@@ -107,7 +107,9 @@ async def login(request: Request) -> Response:
     services = _services(request)
     fields = parse_qs((await _bounded_body(request, MAX_FORM_BYTES)).decode(errors="replace"))
     token = fields.get("key", [""])[0].strip()
-    principal = await services.db.read(lambda session: authenticate(session, token)) if token else None
+    principal = None
+    if token:
+        principal = await services.db.read(lambda session: authenticate(session, token, services.clock()))
     if principal is None:
         return _form_page(status=401, problem="This key is not known, or was revoked.")
     if principal.role is not Role.CLUSTER_ADMIN:
@@ -159,21 +161,26 @@ async def _require_operator(request: Request, services: CodecServices) -> None:
     if scheme:
         principal = None
         if scheme.lower() == "bearer" and token.strip():
-            principal = await services.db.read(lambda session: authenticate(session, token.strip()))
+            principal = await services.db.read(lambda session: authenticate(session, token.strip(), services.clock()))
         role = principal.role if principal else None
     else:
         key_id = read_session(services.vault, request.cookies.get(COOKIE, ""), services.clock())
-        role = await services.db.read(lambda session: _role_of(session, key_id or "")) if key_id else None
+        role = (
+            await services.db.read(lambda session: _role_of(session, key_id or "", services.clock()))
+            if key_id
+            else None
+        )
     if role is None:
         raise NotAuthenticated("sign in at /codec/login, or send a key with the role cluster_admin")
     if role is not Role.CLUSTER_ADMIN:
         raise Forbidden(f"decoding payloads needs the role {Role.CLUSTER_ADMIN}, this key has {role}")
 
 
-def _role_of(session: Session, key_id: str) -> Role | None:
-    """The role of a key that is still valid: a session ends with its key's revocation."""
-    role = session.exec(select(ApiKey.role).where(ApiKey.id == key_id, col(ApiKey.revoked_at).is_(None))).one_or_none()
-    return Role(role) if role is not None else None
+def _role_of(session: Session, key_id: str, now: datetime) -> Role | None:
+    """The role of a key that is still valid: a session ends with its key."""
+    key = session.exec(select(ApiKey).where(ApiKey.id == key_id, col(ApiKey.revoked_at).is_(None))).one_or_none()
+    valid = key is not None and (key.expires_at is None or key.expires_at > now)
+    return Role(key.role) if key is not None and valid else None
 
 
 def _parse(body: bytes) -> Payloads:

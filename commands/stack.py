@@ -174,9 +174,10 @@ class EmbeddedStack:
             made = bootstrap.first_start(database, utc_now())
             known = SecretStr(str(self.data.read(CREDENTIALS_FILE).get("api_key", "")))
             if made is None:
-                principal = database.run_read(lambda session: access.authenticate(session, known.get_secret_value()))
+                token = known.get_secret_value()
+                principal = database.run_read(lambda session: access.authenticate(session, token, utc_now()))
                 if principal is not None:
-                    return known.get_secret_value(), principal.org_id
+                    return token, principal.org_id
                 self._say(f"{CREDENTIALS_FILE} holds no valid key: a new admin key is made")
                 made = bootstrap.new_admin_key(database, utc_now())
             return made.api_key, made.org_id

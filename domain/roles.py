@@ -11,3 +11,10 @@ class Role(StrEnum):
     MEMBER = "member"
     ORG_ADMIN = "org_admin"
     CLUSTER_ADMIN = "cluster_admin"
+
+    def includes(self, other: "Role") -> bool:
+        """Whether it may do all that `other` may."""
+        return _FROM_LEAST.index(self) >= _FROM_LEAST.index(other)
+
+
+_FROM_LEAST = tuple(Role)

@@ -13,6 +13,7 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
+    and_,
     bindparam,
     func,
     insert,
@@ -24,7 +25,7 @@ from sqlmodel import SQLModel
 
 from store.columns import UtcDateTime
 from store.job_records import AttemptRecord, EventRecord, JobRecord
-from store.tables import IdempotencyKey, InboxRow, Instance, Job, JobEvent, PriceRecord, Project
+from store.tables import IdempotencyKey, InboxRow, Instance, Job, JobEvent, Organization, PriceRecord, Project
 
 
 def _table(model: type[SQLModel]) -> Table:
@@ -32,7 +33,7 @@ def _table(model: type[SQLModel]) -> Table:
 
 
 JOBS, INSTANCES, EVENTS, PRICES = _table(Job), _table(Instance), _table(JobEvent), _table(PriceRecord)
-_KEYS, _PROJECTS = _table(IdempotencyKey), _table(Project)
+_KEYS, _ORGANIZATIONS, _PROJECTS = _table(IdempotencyKey), _table(Organization), _table(Project)
 
 _JOB_COLUMNS = [
     *(JOBS.c[f.name] for f in fields(JobRecord) if f.name not in {"project", "attempts"}),
@@ -60,12 +61,19 @@ KNOWN_KEY = select(_KEYS.c.resource_id, _KEYS.c.fingerprint).where(
     _KEYS.c.operation == bindparam("operation"),
     _KEYS.c.key == bindparam("key"),
 )
-PROJECT_BY_NAME = select(_PROJECTS.c.id, _PROJECTS.c.name).where(
-    _PROJECTS.c.org_id == bindparam("org_id"), _PROJECTS.c.name == bindparam("name")
-)
-PROJECT_BY_ID = select(_PROJECTS.c.id, _PROJECTS.c.name).where(
-    _PROJECTS.c.org_id == bindparam("org_id"), _PROJECTS.c.id == bindparam("id")
-)
+
+
+def _admission(column: str) -> Select[Any]:
+    """What a create judges by: the organization, and its project by this column; always one row."""
+    of_org = and_(_PROJECTS.c.org_id == _ORGANIZATIONS.c.id, _PROJECTS.c[column] == bindparam(column))
+    return (
+        select(_ORGANIZATIONS.c.enabled, _ORGANIZATIONS.c.max_live_jobs, _PROJECTS.c.id, _PROJECTS.c.name)
+        .select_from(_ORGANIZATIONS.outerjoin(_PROJECTS, of_org))
+        .where(_ORGANIZATIONS.c.id == bindparam("org_id"))
+    )
+
+
+ADMISSION_BY_PROJECT_NAME, ADMISSION_BY_PROJECT_ID = _admission("name"), _admission("id")
 
 
 @cache

@@ -17,7 +17,7 @@ from domain.ids import JobId, new_id
 from domain.money import PriceInterval, UsdPerHour
 from domain.secrets import Reference
 from domain.states import EventType, JobState
-from store import inbox, secrets
+from store import audit, inbox, secrets, tenants
 from store import job_statements as statements
 from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
@@ -55,6 +55,8 @@ class NewJob:
     references: tuple[Reference, ...] = ()
     """What it needs of stored secrets."""
     trace_context: dict[str, str] | None = None
+    rerun_of: str | None = None
+    """The job of which this is a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,14 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
 
     Raises:
         Conflict: the key was used with another body (`idempotency_conflict`).
-        Forbidden: the organization is not enabled (`tenant_disabled`), or the project is not the key's.
+        Forbidden: the organization is not enabled (`tenant_disabled`), has as many live jobs as it may
+            (`tenant_limit_reached`), or the project is not the key's.
         InvalidRequest: there is no such project, or no such secret.
     """
     known = _claim(session, principal, new.id, claim, now)
     if known is not None:
         return _replay(session, principal, known)
-    if not principal.org_enabled:
-        raise Forbidden("this organization is not enabled for compute: ask an administrator", code="tenant_disabled")
-    project_id, project = _project(session, principal, new.project)
+    project_id, project = _admit(session, principal, new.project)
     values = {
         "id": new.id,
         "org_id": principal.org_id,
@@ -121,6 +122,9 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
     }
     session.connection().execute(statements.INSERT_EVENT, event)
     session.connection().execute(statements.INSERT_INPUT, start)
+    again = {} if new.rerun_of is None else {"of": new.rerun_of}
+    action = "job.rerun" if again else "job.create"
+    audit.write(session, principal, action, new.id, now, {"project": project, **again})
     publish(session, inbox.TOPIC)
     publish(session, "jobs")
     job = JobRecord(
@@ -265,15 +269,21 @@ def _made_before(session: Session, principal: Principal, claim: IdempotencyClaim
     return str(resource_id)
 
 
-def _project(session: Session, principal: Principal, name: str | None) -> tuple[str, str]:
-    """The id and name of the named project, or of the one that the key implies."""
+def _admit(session: Session, principal: Principal, name: str | None) -> tuple[str, str]:
+    """The id and name of the named project, or of the one that the key implies, if the organization may have another
+    job. All is judged by the rows as they are now: the principal was read before this transaction."""
     if name is None and principal.project_id is not None:
-        found = _rows(session, statements.PROJECT_BY_ID, org_id=principal.org_id, id=principal.project_id)
+        by = {"id": principal.project_id}
+        query = statements.ADMISSION_BY_PROJECT_ID
     else:
-        found = _rows(session, statements.PROJECT_BY_NAME, org_id=principal.org_id, name=name or DEFAULT_PROJECT)
-    if not found:
+        by = {"name": name or DEFAULT_PROJECT}
+        query = statements.ADMISSION_BY_PROJECT_NAME
+    [(enabled, max_live_jobs, project_id, project)] = _rows(session, query, org_id=principal.org_id, **by)
+    tenants.require_enabled(enabled)
+    if max_live_jobs is not None:
+        tenants.require_room_for_a_job(session, principal.org_id)
+    if project_id is None:
         raise InvalidRequest(f"project: this organization has no project {name!r}", field="project")
-    [(project_id, project)] = found
     if principal.project_id not in {None, project_id}:
         raise Forbidden("this API key belongs to another project")
     return str(project_id), str(project)

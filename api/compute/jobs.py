@@ -20,9 +20,9 @@ from api.pagination import CursorParameter, Traversal, page
 from api.services import Services
 from domain.errors import NotFound
 from domain.ids import new_job_id
-from domain.states import Reason
+from domain.states import JobState, Reason
 from observability import current_trace_context
-from store import jobs
+from store import audit, jobs
 from store.job_records import JobRecord
 from store.lifecycle import request_termination
 
@@ -138,8 +138,11 @@ async def terminate_job(
     data = {"owner": principal.owner, **({"on_behalf_of": on_behalf_of} if on_behalf_of else {})}
 
     def write(session: Session) -> JobRecord | None:
-        if jobs.visible(session, principal, job_id) is None:
+        before = jobs.visible(session, principal, job_id)
+        if before is None:
             return None
+        if not before.terminal and before is not JobState.TERMINATING:
+            audit.write(session, principal, "job.terminate", job_id, now)
         request_termination(
             session, job_id, now, reason=Reason.USER_REQUESTED, message="terminated on request", data=data
         )

@@ -88,4 +88,5 @@ def _copy(services: Services, job: JobRow, project: str, new_id: JobId, on_behal
         workload_sealed=workload,
         registry_sealed=reseal(job.registry_sealed, "registry"),
         trace_context=current_trace_context() or None,
+        rerun_of=job.id,
     )

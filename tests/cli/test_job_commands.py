@@ -327,7 +327,7 @@ class TestViewers:
         from store import access
 
         def viewer(session):
-            principal = access.authenticate(session, server.token)
+            principal = access.authenticate(session, server.token, server.services.clock())
             return access.create_key(session, principal.org_id, "eve", Role.VIEWER, server.services.clock())
 
         monkeypatch.setenv("HEADRACE_API_KEY", server.write(viewer).token)

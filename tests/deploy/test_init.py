@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from domain.clock import utc_now
 from domain.roles import Role
 from store.access import authenticate
 from store.db import Database
@@ -33,7 +34,7 @@ def role_of(url: str, credentials: Path) -> Role | None:
     database = Database(url)
     try:
         key = json.loads(credentials.read_text())["api_key"]
-        principal = database.run_read(lambda session: authenticate(session, key))
+        principal = database.run_read(lambda session: authenticate(session, key, utc_now()))
         return principal.role if principal else None
     finally:
         database.close()

@@ -13,49 +13,53 @@ from tests.support.factory import Factory
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_token_tells_its_organization_owner_and_role(database: Database, factory: Factory, role: Role) -> None:
+def test_a_token_tells_its_organization_owner_and_role(
+    database: Database, factory: Factory, role: Role, clock: SettableClock
+) -> None:
     organization = factory.organization()
     key = factory.key(organization, role=role, owner="Ada")
-    principal = database.run_read(lambda s: authenticate(s, key.token))
+    principal = database.run_read(lambda s: authenticate(s, key.token, clock()))
     assert principal is not None
     assert principal.key_id == key.key_id
     assert (principal.org_id, principal.owner, principal.role) == (organization.id, "Ada", role)
     assert (principal.org_enabled, principal.project_id) == (True, None)
 
 
-def test_a_key_of_a_project_names_it(database: Database, factory: Factory) -> None:
+def test_a_key_of_a_project_names_it(database: Database, factory: Factory, clock: SettableClock) -> None:
     project = factory.project()
     key = factory.key(project=project)
-    principal = database.run_read(lambda s: authenticate(s, key.token))
+    principal = database.run_read(lambda s: authenticate(s, key.token, clock()))
     assert principal is not None
     assert principal.project_id == project.id
 
 
-def test_a_key_of_a_disabled_organization_is_known_and_says_so(database: Database, factory: Factory) -> None:
+def test_a_key_of_a_disabled_organization_is_known_and_says_so(
+    database: Database, factory: Factory, clock: SettableClock
+) -> None:
     key = factory.key(factory.organization(enabled=False))
-    principal = database.run_read(lambda s: authenticate(s, key.token))
+    principal = database.run_read(lambda s: authenticate(s, key.token, clock()))
     assert principal is not None
     assert not principal.org_enabled
 
 
 @pytest.mark.parametrize("change", [str.upper, lambda t: t[:-1], lambda t: t + "x", lambda t: t[3:], lambda _: ""])
-def test_a_changed_token_is_nobody(database: Database, factory: Factory, change: object) -> None:
+def test_a_changed_token_is_nobody(database: Database, factory: Factory, change: object, clock: SettableClock) -> None:
     token = factory.key().token
     assert callable(change)
-    assert database.run_read(lambda s: authenticate(s, change(token))) is None
+    assert database.run_read(lambda s: authenticate(s, change(token), clock())) is None
 
 
-def test_the_stored_hash_is_no_token(database: Database, factory: Factory) -> None:
+def test_the_stored_hash_is_no_token(database: Database, factory: Factory, clock: SettableClock) -> None:
     key = factory.key()
     stored = database.run_read(lambda s: s.get_one(ApiKey, key.key_id))
-    assert database.run_read(lambda s: authenticate(s, stored.key_hash)) is None
+    assert database.run_read(lambda s: authenticate(s, stored.key_hash, clock())) is None
 
 
 def test_a_revoked_key_is_nobody(database: Database, factory: Factory, clock: SettableClock) -> None:
     kept, revoked = factory.key(), factory.key()
     assert database.run_write(lambda s: revoke_key(s, revoked.key_id, clock()))
-    assert database.run_read(lambda s: authenticate(s, revoked.token)) is None
-    assert database.run_read(lambda s: authenticate(s, kept.token)) is not None
+    assert database.run_read(lambda s: authenticate(s, revoked.token, clock())) is None
+    assert database.run_read(lambda s: authenticate(s, kept.token, clock())) is not None
 
 
 def test_revoking_again_keeps_the_first_time(database: Database, factory: Factory, clock: SettableClock) -> None:
@@ -67,13 +71,13 @@ def test_revoking_again_keeps_the_first_time(database: Database, factory: Factor
     assert database.run_read(lambda s: s.get_one(ApiKey, key.key_id)).revoked_at == revoked_at
 
 
-def test_authentication_is_one_query(database: Database, factory: Factory) -> None:
+def test_authentication_is_one_query(database: Database, factory: Factory, clock: SettableClock) -> None:
     token = factory.key().token
     seen: list[str] = []
     event.listen(
         database.engine, "before_cursor_execute", lambda _c, _k, statement, *_: seen.append(statement.split()[0])
     )
-    database.run_read(lambda s: authenticate(s, token))
+    database.run_read(lambda s: authenticate(s, token, clock()))
     assert [verb for verb in seen if verb != "BEGIN"] == ["SELECT"]
 
 

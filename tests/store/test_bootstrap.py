@@ -30,7 +30,7 @@ def test_the_first_start_makes_an_enabled_organization_and_a_key_that_works(
     made = first_start(database, clock())
     assert made is not None
     assert len(made.owner_id) == 12
-    principal = database.run_read(lambda s: authenticate(s, made.api_key))
+    principal = database.run_read(lambda s: authenticate(s, made.api_key, clock()))
     assert principal is not None
     assert (principal.org_id, principal.org_enabled, principal.role) == (made.org_id, True, Role.CLUSTER_ADMIN)
     project = database.run_read(lambda s: s.get(Project, made.project_id))
@@ -81,7 +81,7 @@ def test_a_lost_admin_key_is_replaced(database: Database, clock: SettableClock) 
     again = new_admin_key(database, clock())
     assert (again.owner_id, again.org_id, again.project_id) == (made.owner_id, made.org_id, made.project_id)
     assert again.api_key != made.api_key
-    principal = database.run_read(lambda s: authenticate(s, again.api_key))
+    principal = database.run_read(lambda s: authenticate(s, again.api_key, clock()))
     assert principal is not None
     assert principal.role is Role.CLUSTER_ADMIN
     owners = database.run_read(lambda s: s.exec(select(ApiKey.owner).order_by(col(ApiKey.owner))).all())
