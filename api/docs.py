@@ -9,9 +9,11 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
 
 from api.compute.requests import JobCreate
 from api.compute.schemas import ErrorEnvelope
+from api.compute.secret_requests import SecretCreate, SecretRotate
 from api.idempotency import HEADER as IDEMPOTENCY_KEY
 
 DESCRIPTION = """
@@ -23,6 +25,7 @@ Send `Authorization: Bearer <key>` on every request. Every error has the envelop
 client may set. Amounts are USD, times are RFC 3339 in UTC.
 """
 
+_DOCUMENTED: tuple[type[BaseModel], ...] = (JobCreate, SecretCreate, SecretRotate, ErrorEnvelope)
 _STATIC = Path(fastapi_offline.__file__).parent / "static"
 _REF = "#/components/schemas/{model}"
 _COMPONENT = "#/components/schemas/HTTPValidationError"
@@ -53,13 +56,11 @@ def install(app: FastAPI) -> None:
 def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas = document["components"]["schemas"]
-    # Create bodies are read by our own JSON reader, so the framework does not know their models.
-    create = JobCreate.model_json_schema(ref_template=_REF)
-    schemas |= create.pop("$defs")
-    schemas["JobCreate"] = create
-    envelope = ErrorEnvelope.model_json_schema(ref_template=_REF)
-    schemas |= envelope.pop("$defs")
-    schemas["ErrorEnvelope"] = envelope
+    # Bodies are read by our own JSON reader, so the framework does not know their models.
+    for model in _DOCUMENTED:
+        schema = model.model_json_schema(ref_template=_REF)
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for operation in _operations(document):

@@ -14,6 +14,7 @@ from api.errors import invalid
 from domain import images, scripts, spec, ssh_keys
 from domain.catalog import BY_NAME, CpuClass
 from domain.errors import InvalidRequest
+from domain.secrets import Reference, references
 
 MAX_ARGUMENT_BYTES = 64 * 1024
 # What Linux takes as one string of an environment, less the terminating NUL.
@@ -31,6 +32,8 @@ class Admitted:
     job: spec.JobSpec
     workload: spec.Workload
     registry: spec.RegistryCredential | None
+    references: tuple[Reference, ...]
+    """What it needs of stored secrets; whether the organization has them is the create transaction's to find out."""
 
 
 def admit(body: Any) -> Admitted:
@@ -60,9 +63,10 @@ def admit(body: Any) -> Admitted:
         placement=spec.Placement(**placement),
         retry=spec.Retry(**(request.retry.model_dump() if request.retry else {})),
         ssh_public_key=None if key is None else ssh_keys.normalise(key, field="access.ssh_public_key"),
+        image_pull_secret=request.container.image_pull_secret,
         inline_credential=registry is not None,
     )
-    return Admitted(request, job_spec, workload, registry)
+    return Admitted(request, job_spec, workload, registry, references(job_spec, workload))
 
 
 def _check_compute(compute: ComputeRequest) -> None:
@@ -99,6 +103,10 @@ def _workload(container: Container) -> spec.Workload:
         argv=None if container.command is None else _argv(container.command),
         script=None if container.script_b64 is None else _script(container.script_b64),
         env=container.env,
+        secret_env={
+            name: spec.SecretReference(secret_id=wanted.secret_id, key=wanted.key)
+            for name, wanted in container.secret_env.items()
+        },
     )
 
 
@@ -150,7 +158,6 @@ def _check_environment(container: Container) -> None:
     for name in container.secret_env:
         if name in container.env:
             raise refusal(f"container.secret_env.{name}", "the same name is in env")
-        raise _no_such_secret(f"container.secret_env.{name}.secret_id")
 
 
 def _registry(container: Container) -> spec.RegistryCredential | None:
@@ -163,7 +170,7 @@ def _registry(container: Container) -> spec.RegistryCredential | None:
     if not image.has_explicit_host:
         raise refusal("container.image", "must name its registry's host when it is pulled with a credential")
     if credential is None:
-        raise _no_such_secret("container.image_pull_secret")
+        return None
     if ":" in credential.username or not credential.username.isprintable():
         raise refusal("container.registry_credential.username", "must be printable and hold no colon")
     if not credential.password.get_secret_value().isprintable():
@@ -184,7 +191,3 @@ def _require_distinct(field: str, attribute: str, values: Iterable[Any]) -> None
         if value in seen:
             raise refusal(f"{field}.{index}.{attribute}", f"{value} is used twice")
         seen.add(value)
-
-
-def _no_such_secret(field: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: this organization has no such secret", field=field, code="secret_not_found")

@@ -204,5 +204,6 @@ def _new_job(services: Services, admitted: Admitted, on_behalf_of: str | None) -
         spec=admitted.job.model_dump(mode="json"),
         workload_sealed=services.vault.seal(admitted.workload.model_dump_json().encode(), f"workload:{job_id}"),
         registry_sealed=registry,
+        references=admitted.references,
         trace_context=current_trace_context() or None,
     )

@@ -22,11 +22,6 @@ GET    /services/{id}/logs               List a service's log lines
 GET    /services/{id}/instances          List a service's instances
 PATCH  /services/{id}/scaling            Update a service's scaling
 POST   /services/{id}/terminate          Terminate a service
-GET    /secrets                          List secrets
-POST   /secrets                          Create a secret
-GET    /secrets/{id}                     Get a secret
-DELETE /secrets/{id}                     Delete a secret
-POST   /secrets/{id}/rotate              Rotate a secret
 GET    /volumes                          List volumes
 POST   /volumes                          Create a volume
 GET    /volumes/{id}                     Get a volume

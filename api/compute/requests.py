@@ -69,7 +69,7 @@ class _Bounded(ValueError):
         self.limit = limit
 
 
-def _at_most(names: int) -> BeforeValidator:
+def at_most(names: int) -> BeforeValidator:
     """Bounds a mapping before its entries are looked at, each of which could be an error of its own."""
 
     def check(value: Any) -> Any:
@@ -80,7 +80,7 @@ def _at_most(names: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _matching(pattern: str, description: str) -> AfterValidator:
+def matching(pattern: str, description: str) -> AfterValidator:
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -107,12 +107,12 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterVali
 EnvironmentName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=128),
-    _matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and underscores, not beginning with a digit"),
+    matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and underscores, not beginning with a digit"),
 ]
 PortName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=63),
-    _matching(
+    matching(
         r"[A-Za-z0-9][A-Za-z0-9_.-]*",
         "must be letters, digits, dots, dashes or underscores, beginning with a letter or digit",
     ),
@@ -120,12 +120,12 @@ PortName = Annotated[
 Slug = Annotated[
     str,
     StringConstraints(min_length=1, max_length=63),
-    _matching(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "must be a plain name: letters, digits, dots, dashes, underscores"),
+    matching(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "must be a plain name: letters, digits, dots, dashes, underscores"),
 ]
 LabelName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=63),
-    _matching(r"[A-Za-z0-9][A-Za-z0-9_./-]*", "must be letters, digits, dots, slashes, dashes or underscores"),
+    matching(r"[A-Za-z0-9][A-Za-z0-9_./-]*", "must be letters, digits, dots, slashes, dashes or underscores"),
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=256), AfterValidator(_showable)]
 
@@ -191,11 +191,11 @@ class Container(Request):
         default=None, max_length=MAX_ARGUMENTS, description="argv: 1-256 items, 64 KiB in all."
     )
     script_b64: str | None = Field(default=None, description="A base64-encoded bash script, up to 5 MiB decoded.")
-    env: Annotated[dict[EnvironmentName, str], _at_most(MAX_ENVIRONMENT_NAMES)] = Field(
+    env: Annotated[dict[EnvironmentName, str], at_most(MAX_ENVIRONMENT_NAMES)] = Field(
         default_factory=dict,
         description="`MKA1_*` and `HEADRACE_*` are reserved, `HF_ENDPOINT` is the platform's. Up to 256 names.",
     )
-    secret_env: Annotated[dict[EnvironmentName, SecretReference], _at_most(MAX_ENVIRONMENT_NAMES)] = Field(
+    secret_env: Annotated[dict[EnvironmentName, SecretReference], at_most(MAX_ENVIRONMENT_NAMES)] = Field(
         default_factory=dict
     )
     ports: list[PortRequest] = Field(default_factory=list, max_length=16)
@@ -245,7 +245,7 @@ class JobCreate(Request):
     placement: PlacementRequest | None = None
     volumes: list[VolumeMount] | None = Field(default=None, max_length=16, description="Not supported yet: refused.")
     project: Slug | None = Field(default=None, description="A project's name; absent is the key's own, or `default`.")
-    labels: Annotated[dict[LabelName, LabelValue], _at_most(MAX_LABELS)] | None = Field(
+    labels: Annotated[dict[LabelName, LabelValue], at_most(MAX_LABELS)] | None = Field(
         default=None, max_length=MAX_LABELS
     )
     kind: Literal["task", "sft", "dpo", "grpo", "ppo", "eval", "synthetic", "kb_compile"] = "task"

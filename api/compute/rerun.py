@@ -13,7 +13,8 @@ from api.idempotency import IdempotencyKey, idempotency_key
 from api.services import Services
 from domain.errors import Conflict
 from domain.ids import JobId, new_job_id
-from domain.spec import JobSpec
+from domain.secrets import references
+from domain.spec import JobSpec, Workload
 from observability import current_trace_context
 from store import jobs
 from store.tables import Job as JobRow
@@ -28,7 +29,7 @@ router = APIRouter(prefix="/jobs", tags=["Jobs"])
     response_model=Job,
     responses={
         200: {"model": Job, "description": "A replay: the job that an equal request made before."},
-        **errors(400, 403, 404, 409),
+        **errors(400, 403, 404, 409, 422),
     },
 )
 async def rerun_job(
@@ -40,7 +41,8 @@ async def rerun_job(
     _idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Creates a new job of the same image, command, environment, limits and labels. An inline `registry_credential` is
-    discarded when its job ends: after that, create the job anew with the credential (409 `credential_discarded`)."""
+    discarded when its job ends: after that, create the job anew with the credential (409 `credential_discarded`).
+    Stored secrets are referred to as before: 422 `secret_not_found` once one was deleted."""
     require_job_id(job_id)
     claim = jobs.IdempotencyClaim(idempotency_key(request), b"", services.vault, operation=f"rerun_job {job_id}")
     new_id, now = new_job_id(), services.clock()
@@ -77,6 +79,7 @@ def _copy(services: Services, job: JobRow, project: str, new_id: JobId, on_behal
 
     workload = reseal(job.workload_sealed, "workload")
     assert workload is not None
+    opened = Workload.model_validate_json(services.vault.open(workload, f"workload:{new_id}"))
     return jobs.NewJob(
         id=new_id,
         project=project,
@@ -87,6 +90,7 @@ def _copy(services: Services, job: JobRow, project: str, new_id: JobId, on_behal
         spec=job.spec,
         workload_sealed=workload,
         registry_sealed=reseal(job.registry_sealed, "registry"),
+        references=references(JobSpec.model_validate(job.spec), opened),
         trace_context=current_trace_context() or None,
         rerun_of=job.id,
     )

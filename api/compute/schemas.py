@@ -243,3 +243,33 @@ class Log(BaseModel):
 
 class LogList(Page):
     data: list[Log]
+
+
+class Secret(BaseModel):
+    """Values are write-only: no answer has them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "id": "sec_Vb3nRk8sQw1xYz2M",
+                "name": "artifact-repository",
+                "keys": ["HF_TOKEN"],
+                "version": 1,
+                "created_at": _TIME,
+                "updated_at": _TIME,
+                "expires_at": None,
+            }
+        }
+    )
+
+    id: str
+    name: str
+    keys: list[str] = Field(description="In alphabetical order.")
+    version: int = Field(description="1, and one more with each rotation.")
+    created_at: datetime
+    updated_at: datetime = Field(description="When the current version was written.")
+    expires_at: datetime | None = Field(description="When it stops to resolve for new launches; null is never.")
+
+
+class SecretList(Page):
+    data: list[Secret]

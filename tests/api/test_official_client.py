@@ -11,6 +11,7 @@ from meetkai_mka1 import SDK, models
 from meetkai_mka1.errors import SDKDefaultError
 
 from domain.states import InstanceState, JobState
+from store.transitions import transition
 from tests.api.conftest import Api
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
@@ -139,6 +140,42 @@ async def test_an_error_reaches_the_caller_with_its_envelope(sdk: SDK, call: Cal
     assert models.ComputeErrorEnvelope.model_validate_json(caught.value.body).error.code == "not_found"
 
 
+async def test_a_secret_is_created_used_rotated_and_deleted(
+    sdk: SDK, call: Caller, api: Api, clock: SettableClock
+) -> None:
+    expires_at = clock() + timedelta(days=1)
+    secret = await call(
+        sdk.compute_secrets,
+        "create_compute_secret",
+        name="artifact-repository",
+        data={"HF_TOKEN": "hf_canary"},
+        expires_at=expires_at,
+        x_on_behalf_of="end-user-7",
+    )
+    assert isinstance(secret, models.ComputeSecret)
+    assert (secret.name, secret.keys, secret.version, secret.expires_at) == (
+        "artifact-repository",
+        ["HF_TOKEN"],
+        1,
+        expires_at,
+    )
+    container = {**CONTAINER, "secret_env": {"HF_TOKEN": {"secret_id": secret.id, "key": "HF_TOKEN"}}}
+    job = await call(sdk.compute_jobs, "create_job", idempotency_key="k", compute=COMPUTE, container=container)
+    rotated = await call(
+        sdk.compute_secrets, "rotate_compute_secret", id=secret.id, data={"HF_TOKEN": "hf_2", "MORE": ""}
+    )
+    assert (rotated.id, rotated.version, rotated.keys, rotated.expires_at) == (secret.id, 2, ["HF_TOKEN", "MORE"], None)
+    listed = await call(sdk.compute_secrets, "list_compute_secrets", limit=1)
+    assert (listed.total, listed.next_cursor, listed.data) == (1, None, [rotated])
+    assert await call(sdk.compute_secrets, "get_compute_secret", id=secret.id) == rotated
+    with pytest.raises(SDKDefaultError) as caught:
+        await call(sdk.compute_secrets, "delete_compute_secret", id=secret.id)
+    assert (caught.value.status_code, "secret_in_use" in caught.value.body) == (409, True)
+    api.write(lambda s: transition(s, job.id, JobState.FAILED, "end", clock()))
+    assert await call(sdk.compute_secrets, "delete_compute_secret", id=secret.id) is None
+    assert (await call(sdk.compute_secrets, "list_compute_secrets")).total == 0
+
+
 NOT_IMPLEMENTED: list[tuple[str, str, dict[str, Any]]] = [
     ("compute_catalog", "list_compute_offers", {}),
     ("compute_catalog", "list_compute_providers", {}),
@@ -159,11 +196,6 @@ NOT_IMPLEMENTED: list[tuple[str, str, dict[str, Any]]] = [
         {"id": "x", "idempotency_key": "k", "min_replicas": 1, "max_replicas": 1},
     ),
     ("compute_services", "terminate_service", {"id": "x"}),
-    ("compute_secrets", "list_compute_secrets", {}),
-    ("compute_secrets", "create_compute_secret", {"name": "n", "data": {"K": "v"}}),
-    ("compute_secrets", "get_compute_secret", {"id": "x"}),
-    ("compute_secrets", "delete_compute_secret", {"id": "x"}),
-    ("compute_secrets", "rotate_compute_secret", {"id": "x", "data": {"K": "v"}}),
     ("compute_volumes", "list_standalone_volumes", {}),
     ("compute_volumes", "create_standalone_volume", {"idempotency_key": "k", "name": "n"}),
     ("compute_volumes", "get_standalone_volume", {"id": "x"}),
@@ -197,6 +229,10 @@ def test_every_operation_of_the_client_is_driven_here(sdk: SDK) -> None:
     driven |= {("compute_catalog", "list_accelerators"), ("compute_catalog", "get_accelerator")}
     jobs = "list_jobs create_job get_job list_job_events list_job_instances list_job_logs terminate_job"
     driven |= {("compute_jobs", operation) for operation in jobs.split()}
+    secrets = (
+        "list_compute_secrets create_compute_secret get_compute_secret delete_compute_secret rotate_compute_secret"
+    )
+    driven |= {("compute_secrets", operation) for operation in secrets.split()}
     groups = {group for group, _ in driven}
 
     def operations(group: str) -> set[str]:
