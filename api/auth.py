@@ -1,5 +1,6 @@
 """Who calls: the bearer key, what its role may do, and on whose behalf."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated
 
@@ -55,6 +56,15 @@ async def authorized_to_write(principal: Annotated[Principal, Depends(authentica
     return principal
 
 
+def _administrating(least: Role, wanted: str) -> Callable[..., Awaitable[Principal]]:
+    async def require(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
+        if not principal.role.includes(least):
+            raise Forbidden(f"a key with the role {principal.role} may not do this; it needs {wanted}")
+        return principal
+
+    return require
+
+
 async def on_behalf_of(
     value: Annotated[
         str | None,
@@ -88,5 +98,8 @@ def _end_user(value: str | None) -> str | None:
 
 ServicesOf = Annotated[Services, Depends(_services)]
 Reader = Annotated[Principal, Depends(authenticated)]
+OrgAdmin = Annotated[Principal, Depends(_administrating(Role.ORG_ADMIN, f"{Role.ORG_ADMIN} or more"))]
+"""Of its own organization; a cluster admin, of all."""
+ClusterAdmin = Annotated[Principal, Depends(_administrating(Role.CLUSTER_ADMIN, Role.CLUSTER_ADMIN))]
 Writer = Annotated[Principal, Depends(authorized_to_write)]
 OnBehalfOf = Annotated[str | None, Depends(on_behalf_of)]

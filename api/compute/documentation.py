@@ -11,6 +11,7 @@ _MEANINGS = {
     409: "The request contradicts the state of the resource.",
     413: "The body is larger than 8 MiB.",
     422: "A field is wrong; `details` names it and the limit.",
+    429: "Too many requests with this key; `Retry-After` says how many seconds to wait.",
     501: "A documented operation that this version does not have.",
     503: "A part that the request needs is down; safe to repeat.",
 }
@@ -23,4 +24,6 @@ _CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorE
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The documented error answers of an operation: those of every one, and `statuses`."""
-    return {status: {"description": _MEANINGS[status], "content": _CONTENT} for status in sorted({401, 503, *statuses})}
+    return {
+        status: {"description": _MEANINGS[status], "content": _CONTENT} for status in sorted({401, 429, 503, *statuses})
+    }
