@@ -6,6 +6,7 @@ what may exist; the next try looks it up by the attempt's id before it asks for 
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from decimal import Decimal
 
 from sqlmodel import Session
@@ -29,16 +30,20 @@ from domain.ids import AttemptId
 from domain.limits import accrued, affordable
 from domain.money import UsdPerHour
 from domain.offers import Offer
-from domain.placement import Menu, menu, only_too_dear
+from domain.placement import Menu, Refusal, menu, only_too_dear, reason_details
 from domain.spec import JobSpec
 from domain.states import JobState, Reason
 from providers.base import Handle, OfferQuery, Provider
 from store import attempts, slots
+from store import offers as offer_cache
+from store.attempts import OfferTaken
 from store.slots import SlotsTaken
-from store.tables import Instance, Job
+from store.tables import ConnectionHealth, Instance, Job
 from workflows.contract import AllocateInput, Allocation, AllocationOutcome, Deadline
 
-_MOVES_ON = (NoCapacity, QuotaExceeded, AuthError, PermissionDenied, BillingBlocked)
+_BLOCKS = (AuthError, PermissionDenied, BillingBlocked)
+_MOVES_ON = (NoCapacity, QuotaExceeded, *_BLOCKS)
+_OFFERS_SECONDS = 30.0
 _LOOKUPS = 6
 _SLOT_ROUND_SECONDS = 120.0
 _SLOT_POLL_SECONDS = 5.0
@@ -82,61 +87,127 @@ class AllocateActivities:
         result, failures = await self._menu(job, spec, request.rejected)
         if not result.offers:
             return _nothing_eligible(result, failures, request.rejected)
-        wait = 0.0 if self._context.slots.full else _SLOT_ROUND_SECONDS
-        return await self._walk_offers(job, request, result.offers, wait_seconds=wait)
+        return await self._walk_offers(job, request, result, wait_seconds=self._patience(request))
 
-    async def _walk_offers(
-        self, job: Job, request: AllocateInput, offers: Sequence[Offer], *, wait_seconds: float
-    ) -> Allocation:
+    def _patience(self, request: AllocateInput) -> float:
+        """How long to wait for a slot here, in seconds: not beyond the job's wait for capacity."""
+        if self._context.slots.full:
+            return 0.0
+        if request.capacity_until is None:
+            return _SLOT_ROUND_SECONDS
+        remaining = (request.capacity_until - self._context.clock()).total_seconds()
+        return min(max(remaining, 0.0), _SLOT_ROUND_SECONDS)
+
+    async def _walk_offers(self, job: Job, request: AllocateInput, result: Menu, *, wait_seconds: float) -> Allocation:
         """Tries each offer once; then waits for a slot at those that lacked only that, with a place in the queue."""
         until = asyncio.get_running_loop().time() + wait_seconds
+        offers: Sequence[Offer] = result.offers
         last: ProviderError | None = None
+        refused: dict[str, Refusal] = {}
+        blocked: set[str] = set()
         with self._context.slots.place() as waiter:
             while True:
                 remaining = until - asyncio.get_running_loop().time()
                 full: list[Offer] = []
                 for offer in offers:
+                    if offer.connection_id in blocked:
+                        continue
                     minted = await self._mint(job, request, offer, line_up=remaining <= 0)
                     if minted is None:
                         return Allocation(AllocationOutcome.STOPPED)
-                    if isinstance(minted, SlotsTaken):
+                    if isinstance(minted, SlotsTaken | OfferTaken):
                         last = NoCapacity(minted.message)
-                        full.append(offer)
+                        refused[offer.provider] = Refusal(offer.provider, minted.message)
+                        if isinstance(minted, SlotsTaken):
+                            full.append(offer)
                         continue
                     try:
                         allocation = await self._create(job, request, minted, offer, known=False)
                     except _MOVES_ON as error:
                         last = error
+                        refused[offer.provider] = Refusal(offer.provider, f"{error.kind}: {error.message}")
+                        if isinstance(error, _BLOCKS):
+                            blocked.add(offer.connection_id)
                         continue
                     if allocation is not None:
                         return allocation
                 if not full or remaining <= 0:
-                    return _exhausted(last, in_line=bool(full))
+                    return _exhausted(last, [*refused.values(), *result.refusals], in_line=bool(full))
                 offers = full
                 await waiter.wait(min(remaining, _SLOT_POLL_SECONDS))
 
     async def _menu(self, job: Job, spec: JobSpec, rejected: Iterable[str]) -> tuple[Menu, list[ProviderError]]:
-        query = OfferQuery(spec.compute.accelerator, spec.compute.gpu_count)
+        """What may be tried, and what went wrong at the connections whose offers could not be read."""
+        blocked, reserved = await self._context.db.read(lambda s: (offer_cache.blocked(s), offer_cache.reserved(s)))
+        wanted = spec.placement.providers
+        asked = {
+            connection_id: provider
+            for connection_id, provider in self._context.providers.by_connection.items()
+            if not wanted or provider.name in wanted
+        }
+        answers = await asyncio.gather(
+            *(self._offers_of(id_, provider, spec, blocked.get(id_), job.id) for id_, provider in asked.items())
+        )
         offers: list[Offer] = []
         failures: list[ProviderError] = []
-        for provider in self._context.providers.by_connection.values():
-            try:
-                offers += await provider.offers(query)
-            except ProviderError as error:
-                failures.append(error)
-                log.warning("offers_unavailable", provider=provider.name, kind=error.kind, job_id=job.id)
-        spent = await self._spent(job, spec)
-        chosen = menu(spec, offers, self._context.providers.capabilities, spent=spent, rejected=frozenset(rejected))
+        unreadable: dict[str, str] = {}
+        readable = {provider.name for provider in self._context.providers.by_connection.values()}
+        for provider, answer in zip(asked.values(), answers, strict=True):
+            if isinstance(answer, ProviderError):
+                failures.append(answer)
+                unreadable[provider.name] = f"its offers could not be read ({answer.kind}): {answer.message}"
+            else:
+                offers += answer
+        readable -= unreadable.keys() - {offer.provider for offer in offers}
+        capabilities = {name: can for name, can in self._context.providers.capabilities.items() if name in readable}
+        chosen = menu(
+            spec,
+            offers,
+            capabilities,
+            spent=await self._spent(job, spec),
+            rejected=frozenset(rejected),
+            reserved=reserved,
+            unreadable=unreadable,
+        )
         return chosen, failures
+
+    async def _offers_of(
+        self, connection_id: str, provider: Provider, spec: JobSpec, blocked: ConnectionHealth | None, job_id: str
+    ) -> list[Offer] | ProviderError:
+        """The connection's offers now. Where it does not answer, those of its last good poll, as long as they count:
+        a create tells soon enough whether they are true. An error when there are none."""
+        if blocked is not None:
+            return AuthError(f"{provider.name} refuses its account: {blocked.error}")
+        query = OfferQuery(spec.compute.accelerator, spec.compute.gpu_count)
+        try:
+            async with asyncio.timeout(_OFFERS_SECONDS):
+                return await provider.offers(query)
+        except TimeoutError:
+            error: ProviderError = Ambiguous(f"no answer within {_OFFERS_SECONDS:g} s")
+        except ProviderError as answered:
+            error = answered
+        log.warning("offers_unavailable", provider=provider.name, kind=error.kind, job_id=job_id)
+        if isinstance(error, _BLOCKS):
+            message = bounded(error.message)
+            await self._context.db.write(
+                lambda s: offer_cache.block(s, connection_id, provider.name, error.kind, message)
+            )
+            return error
+        now, valid = self._context.clock(), timedelta(seconds=self._context.settings.offers_valid_seconds)
+        compute = spec.compute
+        older = await self._context.db.read(
+            lambda s: offer_cache.older(s, connection_id, compute.accelerator, compute.gpu_count, now, valid)
+        )
+        return older or error
 
     async def _mint(
         self, job: Job, request: AllocateInput, offer: Offer, *, line_up: bool
-    ) -> Instance | SlotsTaken | None:
+    ) -> Instance | SlotsTaken | OfferTaken | None:
         """The attempt's row. None: stop. With `line_up`, who finds all slots taken is told of the next free one."""
         provider = self._context.providers.of(offer.connection_id)
         single_tenant = provider.capabilities.shared_host and not self._context.settings.local_multi_tenant
 
-        def mint(session: Session) -> Instance | SlotsTaken | None:
+        def mint(session: Session) -> Instance | SlotsTaken | OfferTaken | None:
             row = fenced_job(session, request.job_id, request.token)
             if JobState(row.state) is not JobState.ALLOCATING:
                 return None
@@ -144,7 +215,7 @@ class AllocateActivities:
             minted = attempts.mint(session, row, offer, now, slots=provider.slots, single_tenant=single_tenant)
             if isinstance(minted, SlotsTaken) and line_up:
                 slots.line_up(session, row)
-            elif not isinstance(minted, SlotsTaken):
+            elif isinstance(minted, Instance):
                 slots.leave_line(session, row.id)
             return minted
 
@@ -232,6 +303,8 @@ class AllocateActivities:
             if row.handle is not None:
                 return Handle.model_validate(row.handle)
             attempts.refused(session, row, error.kind, message, now)
+            if isinstance(error, _BLOCKS):
+                offer_cache.block(session, row.connection_id, row.provider, error.kind, message)
             note = f"{row.provider} refused {row.offer['provider_sku']} ({error.kind}): {message}"
             self._context.logs.append_system(session, row.job_id, [note], now)
             return None
@@ -331,10 +404,16 @@ def _rows(session: Session, request: AllocateInput) -> tuple[Job, list[Instance]
     return job, attempts.open_attempts(session, job.id)
 
 
-def _exhausted(last: ProviderError | None, *, in_line: bool) -> Allocation:
+def _exhausted(last: ProviderError | None, refusals: Sequence[Refusal], *, in_line: bool) -> Allocation:
     message = bounded(last.message) if last else "no offer could be had"
     reason = REASONS.get(last.kind, Reason.PROVIDER_ERROR) if last else Reason.CAPACITY_UNAVAILABLE
-    return Allocation(AllocationOutcome.EXHAUSTED, reason=reason, message=f"no capacity: {message}", in_line=in_line)
+    return Allocation(
+        AllocationOutcome.EXHAUSTED,
+        reason=reason,
+        message=f"no capacity: {message}",
+        details=reason_details(refusals),
+        in_line=in_line,
+    )
 
 
 def _rejection(open_attempts: list[Instance], request: AllocateInput) -> Allocation | None:
@@ -352,6 +431,7 @@ def _too_dear(instance: Instance, offer: Offer, message: str | None = None) -> A
 
 
 def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tuple[str, ...]) -> Allocation:
+    details, why = reason_details(result.refusals), bounded(result.explain())
     if failures:
         # A backend that could not be asked may have what is wanted.
         last = failures[-1]
@@ -359,16 +439,21 @@ def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tup
             AllocationOutcome.EXHAUSTED,
             reason=REASONS.get(last.kind, Reason.PROVIDER_ERROR),
             message=f"offers could not be read: {bounded(last.message)}",
+            details=details,
         )
     if result.may_free_up:
         return Allocation(
             AllocationOutcome.EXHAUSTED,
             reason=Reason.CAPACITY_UNAVAILABLE,
-            message=f"no capacity: {result.explain()}",
+            message=f"no capacity: {why}",
+            details=details,
         )
     if only_too_dear(result):
-        return Allocation(AllocationOutcome.IMPOSSIBLE, reason=Reason.MAX_COST_EXCEEDED, message=result.explain())
+        return Allocation(AllocationOutcome.IMPOSSIBLE, reason=Reason.MAX_COST_EXCEEDED, message=why, details=details)
     text = "no eligible offer is left" if rejected else "no eligible offer"
     return Allocation(
-        AllocationOutcome.IMPOSSIBLE, reason=Reason.CAPACITY_UNAVAILABLE, message=f"{text}: {result.explain()}"
+        AllocationOutcome.IMPOSSIBLE,
+        reason=Reason.CAPACITY_UNAVAILABLE,
+        message=f"{text}: {why}",
+        details=details,
     )

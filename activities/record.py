@@ -1,6 +1,7 @@
 """Short database steps of the job workflow, run as local activities. Each is one transaction, repeatable."""
 
 from datetime import datetime
+from typing import Any
 
 from sqlmodel import Session, col, select
 from temporalio import activity
@@ -115,7 +116,7 @@ class RecordActivities:
         def end(session: Session) -> str:
             job = fenced_job(session, ending.job_id, ending.token)
             self._finish_logs(session, job.id, now)
-            return _settle(session, job, now, ending.attempt_id, ending.reason, ending.message)
+            return _settle(session, job, now, ending.attempt_id, ending.reason, ending.message, ending.details)
 
         return await self._context.db.write(end)
 
@@ -142,7 +143,13 @@ class RecordActivities:
 
 
 def _settle(
-    session: Session, job: Job, now: datetime, attempt_id: str | None, reason: Reason | None, message: str | None
+    session: Session,
+    job: Job,
+    now: datetime,
+    attempt_id: str | None,
+    reason: Reason | None,
+    message: str | None,
+    details: dict[str, Any] | None = None,
 ) -> str:
     state = JobState(job.state)
     if state.terminal:
@@ -176,7 +183,14 @@ def _settle(
             values={"exit_code": verdict.exit_code},
         ).state
     return transition(
-        session, job.id, JobState.FAILED, "settled", now, reason=reason or Reason.INTERNAL_ERROR, message=message
+        session,
+        job.id,
+        JobState.FAILED,
+        "settled",
+        now,
+        reason=reason or Reason.INTERNAL_ERROR,
+        message=message,
+        details=details,
     ).state
 
 

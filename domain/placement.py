@@ -47,14 +47,6 @@ class Menu:
             return "no backend is connected"
         return "; ".join(f"{r.provider}: {r.message}" for r in self.refusals)
 
-    def details(self) -> dict[str, Any] | None:
-        """The same for machines, as a job's `reason.details`; None when there is nothing to say."""
-        shown = [
-            {"provider": refusal.provider, "reason": refusal.message[:_REASON_CHARACTERS]}
-            for refusal in self.refusals[:_MOST_REASONS]
-        ]
-        return {"providers": shown} if shown else None
-
 
 def menu(
     spec: JobSpec,
@@ -97,6 +89,12 @@ def menu(
         may_free_up=_taken in stopped_by,
         over_limit=_over_limit in stopped_by,
     )
+
+
+def reason_details(refusals: Sequence[Refusal]) -> dict[str, Any] | None:
+    """Refusals as a job's `reason.details`, bounded; None when there are none."""
+    shown = [{"provider": r.provider, "reason": r.message[:_REASON_CHARACTERS]} for r in refusals[:_MOST_REASONS]]
+    return {"providers": shown} if shown else None
 
 
 def only_too_dear(result: Menu) -> bool:
@@ -196,9 +194,11 @@ def _above_price(spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
 def _over_limit(spec: JobSpec, offer: Offer, spent: Decimal) -> str | None:
     price, unit_seconds = UsdPerHour(offer.price_usd_hr), offer.pricing_model.unit_seconds
     most = spec.limits.max_cost_usd
-    if affordable(price, unit_seconds, offer.teardown_seconds, spent, most):
+    minimum_seconds = offer.terms.minimum_seconds
+    if affordable(price, unit_seconds, offer.teardown_seconds, spent, most, minimum_seconds):
         return None
-    least = (spent + least_cost(price, unit_seconds, offer.teardown_seconds)).quantize(_MICRO_USD, ROUND_CEILING)
+    least = spent + least_cost(price, unit_seconds, offer.teardown_seconds, minimum_seconds)
+    least = least.quantize(_MICRO_USD, ROUND_CEILING)
     return f"would bring the cost to {least} USD at least (at {price} USD/h): above max_cost_usd {most}"
 
 

@@ -1,6 +1,7 @@
 """Attempts as rows: minted before the provider's create, closed by a confirmed absence."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -9,17 +10,27 @@ from sqlalchemy import bindparam, func
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
+from domain.billing import allocation_time, stopped_price
 from domain.ids import new_attempt_id
-from domain.limits import MeteredInstance
-from domain.money import PriceInterval, UsdPerHour
+from domain.money import recorded
 from domain.offers import Offer
 from domain.states import EventType, InstanceState, JobState, Reason
-from store import inbox
+from store import inbox, ledger
 from store.db import is_sqlite
 from store.lifecycle import order_stop
+from store.meters import metered as metered
+from store.meters import meters_of as meters_of
 from store.slots import SlotsTaken, freed, taken
 from store.tables import Instance, Job, PriceRecord
 from store.transitions import Outcome, record, transition
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTaken:
+    """Why an attempt was not minted: the offer is one machine, and another attempt has it."""
+
+    message: str
+
 
 _BOOT_MARKS = (
     select_columns(
@@ -49,11 +60,15 @@ def current_of(open_attempts: Sequence[Instance]) -> Instance | None:
 
 def mint(
     session: Session, job: Job, offer: Offer, now: datetime, *, slots: int | None, single_tenant: bool
-) -> Instance | SlotsTaken:
+) -> Instance | SlotsTaken | OfferTaken:
     """Write-ahead: the attempt exists as a row before the provider hears of it.
+
+    An exclusive offer is the attempt's from here until its absence is confirmed.
 
     `slots` bounds the open attempts of the connection; with `single_tenant` they all belong to one organization.
     """
+    if offer.exclusive and _is_taken(session, offer.ref):
+        return OfferTaken(f"{offer.provider_sku} of {offer.provider} was taken by another job")
     if slots is not None:
         none = taken(session, job, offer.connection_id, slots, single_tenant=single_tenant)
         if none is not None:
@@ -66,13 +81,22 @@ def mint(
         number=number,
         connection_id=offer.connection_id,
         provider=offer.provider,
-        offer=offer.model_dump(mode="json"),
+        offer=offer.model_copy(update={"billing": offer.terms}).model_dump(mode="json"),
+        exclusive_ref=offer.ref if offer.exclusive else None,
         state=InstanceState.REQUESTED,
         created_at=now,
     )
     session.add(instance)
     session.flush()
     return instance
+
+
+def _is_taken(session: Session, ref: str) -> bool:
+    """Whether an open attempt has the exclusive offer. Whoever mints in the same transaction has it for sure."""
+    if not is_sqlite(session):
+        session.connection().exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"offer:{ref}",))
+    held = select(Instance.id).where(Instance.exclusive_ref == ref, col(Instance.confirmed_absent_at).is_(None))
+    return session.exec(held).first() is not None
 
 
 def refused(session: Session, instance: Instance, kind: str, message: str, now: datetime) -> None:
@@ -88,16 +112,21 @@ def refused(session: Session, instance: Instance, kind: str, message: str, now: 
 
 
 def allocated(
-    session: Session, instance: Instance, handle: dict[str, Any], price: Decimal, price_source: str, now: datetime
+    session: Session,
+    instance: Instance,
+    handle: dict[str, Any],
+    price: Decimal,
+    price_source: str,
+    now: datetime,
+    created_at: datetime | None = None,
 ) -> Outcome:
-    """The provider's create answered: billing runs, and the job is provisioning."""
-    instance.handle = handle
-    instance.create_settled_at = now
+    """The provider's create answered: billing runs, and the job is provisioning.
+
+    `created_at` is when the provider says that it made the instance, where it says so: it is charged from then on.
+    """
     if instance.allocated_at is None:
-        instance.allocated_at = now
         instance.state = InstanceState.STARTING
-        session.add(PriceRecord(instance_id=instance.id, since=now, usd_per_hour=price, source=price_source))
-    session.add(instance)
+    found(session, instance, handle, price, price_source, now, created_at)
     first = session.exec(select(Job.allocated_at).where(Job.id == instance.job_id)).one()
     return transition(
         session,
@@ -113,8 +142,33 @@ def allocated(
             "price_usd_hr": str(price),
             "attempt": instance.number,
         },
-        values={"allocated_at": first or now},
+        values={"allocated_at": first or instance.allocated_at},
     )
+
+
+def found(
+    session: Session,
+    instance: Instance,
+    handle: dict[str, Any],
+    price: Decimal,
+    price_source: str,
+    now: datetime,
+    created_at: datetime | None = None,
+) -> None:
+    """The attempt has this instance, and is charged for it from its creation on, whatever becomes of the attempt."""
+    instance.handle = handle
+    instance.create_settled_at = now
+    if instance.allocated_at is None:
+        instance.allocated_at = allocation_time(created_at, instance.created_at, now)
+        session.add(
+            PriceRecord(
+                instance_id=instance.id,
+                since=instance.allocated_at,
+                usd_per_hour=recorded(price),
+                source=price_source,
+            )
+        )
+    session.add(instance)
 
 
 def give_up(session: Session, instance: Instance, reason: Reason, message: str, now: datetime, *, retry: bool) -> None:
@@ -126,6 +180,8 @@ def give_up(session: Session, instance: Instance, reason: Reason, message: str, 
         instance.reason_code, instance.reason_message = reason.value, message
         session.add(instance)
         order_stop(session, instance.job_id, now)
+        if reason is Reason.PREEMPTED:
+            stopped(session, instance, now)
     if retry:
         transition(session, instance.job_id, JobState.ALLOCATING, f"failed-{instance.id}", now,
                    data={"instance_id": instance.id, "reason": reason.value, "message": message})  # fmt: skip
@@ -142,6 +198,7 @@ def gone(session: Session, instance: Instance, now: datetime) -> None:
         instance.state = InstanceState.STOPPED
     session.add(instance)
     record(session, instance.job_id, EventType.INSTANCE_GONE, f"gone-{instance.id}", now, {"instance_id": instance.id})
+    ledger.close(session, instance, now)
     freed(session, instance, now)
 
 
@@ -150,50 +207,35 @@ def reprice(session: Session, instance: Instance, price: Decimal, source: str, n
 
     The job's workflow is told, so that its cost limit moves.
     """
-    query = select(PriceRecord).where(PriceRecord.instance_id == instance.id).order_by(col(PriceRecord.id))
-    known = list(session.exec(query).all())
+    price = recorded(price)
+    known = _prices(session, instance)
     if not known or known[-1].usd_per_hour == price:
         return False
-    session.add(PriceRecord(instance_id=instance.id, since=now, usd_per_hour=price, source=source))
     key = f"price-{instance.id}-{len(known)}"
     data = {"instance_id": instance.id, "from_usd_hr": str(known[-1].usd_per_hour), "to_usd_hr": str(price)}
     record(session, instance.job_id, EventType.PRICE_CHANGED, key, now, data)
+    session.add(PriceRecord(instance_id=instance.id, since=now, usd_per_hour=price, source=source))
+    ledger.close(session, instance, now, until=now)
     inbox.put(session, instance.job_id, inbox.PRICE, now, {"instance_id": instance.id}, key=key)
     return True
 
 
-def metered(session: Session, job_ids: Sequence[str], drain_seconds: float = 0) -> dict[str, list[MeteredInstance]]:
-    """What the limits and `accrued_usd` need of the jobs' instances; those that were never billed are left out.
+def stopped(session: Session, instance: Instance, now: datetime) -> bool:
+    """The machine stopped by itself, or was taken back: until it is deleted it costs what its backend's terms say.
 
-    `drain_seconds` is added to each backend's expected teardown: how long a kill may wait for the last log bytes.
+    Says whether that is news.
     """
-    query = select(Instance).where(col(Instance.job_id).in_(job_ids), col(Instance.allocated_at).is_not(None))
-    instances = session.exec(query).all()
-    meters = meters_of(session, instances, drain_seconds)
-    result: dict[str, list[MeteredInstance]] = {job_id: [] for job_id in job_ids}
-    for instance in instances:
-        result[instance.job_id].append(meters[instance.id])
-    return result
+    known = _prices(session, instance)
+    if not known:
+        return False
+    offer = Offer.model_validate(instance.offer)
+    price = stopped_price(offer.terms, known[-1].usd_per_hour, offer.stopped_usd_hr)
+    return reprice(session, instance, price, "terms of a stopped machine", now)
 
 
-def meters_of(session: Session, instances: Sequence[Instance], drain_seconds: float = 0) -> dict[str, MeteredInstance]:
-    """The meter of each instance, by its id; all must have been allocated."""
-    prices: dict[str, list[PriceInterval]] = {}
-    query = select(PriceRecord).where(col(PriceRecord.instance_id).in_([i.id for i in instances]))
-    for row in session.exec(query.order_by(col(PriceRecord.since), col(PriceRecord.id))).all():
-        prices.setdefault(row.instance_id, []).append(PriceInterval(row.since, UsdPerHour(row.usd_per_hour)))
-    result: dict[str, MeteredInstance] = {}
-    for instance in instances:
-        assert instance.allocated_at is not None
-        offer = Offer.model_validate(instance.offer)
-        result[instance.id] = MeteredInstance(
-            allocated_at=instance.allocated_at,
-            ended_at=instance.confirmed_absent_at,
-            prices=tuple(prices.get(instance.id, ())),
-            unit_seconds=offer.pricing_model.unit_seconds,
-            teardown_seconds=offer.teardown_seconds + drain_seconds,
-        )
-    return result
+def _prices(session: Session, instance: Instance) -> list[PriceRecord]:
+    query = select(PriceRecord).where(PriceRecord.instance_id == instance.id).order_by(col(PriceRecord.id))
+    return list(session.exec(query).all())
 
 
 def locked(session: Session, attempt_id: str) -> Instance:

@@ -161,6 +161,15 @@ def unreadable(connection: ConnectionHealth) -> str:
     return f"has not told its offers lately ({connection.error_kind or 'no poll'})"
 
 
+def older(
+    session: Session, connection_id: str, accelerator: str, gpu_count: int, now: datetime, valid_for: timedelta
+) -> list[Offer]:
+    """What the connection had of this hardware at its last good poll; nothing when that is too long ago."""
+    row = session.get(ConnectionHealth, connection_id)
+    usable = [row] if row is not None and is_usable(row, now, valid_for) else []
+    return cached(session, usable, accelerator, gpu_count)
+
+
 def cached(session: Session, connections: Iterable[ConnectionHealth], accelerator: str, gpu_count: int) -> list[Offer]:
     """The offers of these connections for this hardware."""
     observed = {row.connection_id: row.observed_at for row in connections}

@@ -9,6 +9,7 @@ Leaks: none by itself; attempts are rows before they are machines, and whatever 
 import asyncio
 import contextlib
 from datetime import datetime, timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey, WorkflowIDReusePolicy
@@ -64,10 +65,11 @@ _LAST_PAUSE = len(_CAPACITY_PAUSE_SECONDS) - 1
 class _JobFailed(Exception):
     """The job ends as failed, for this reason."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.details = details
 
 
 class _ExitCameFirst(Exception):
@@ -87,6 +89,7 @@ class ComputeJob:
         self._attempt_id: str | None = None
         self._attempts = 0
         self._losses = 0
+        self._preemptions = 0
         self._stream_number = 0
         self._rejected: tuple[str, ...] = ()
         self._capacity_until: datetime | None = None
@@ -230,6 +233,7 @@ class ComputeJob:
                     stream_number=self._stream_number,
                     attempts=self._attempts,
                     losses=self._losses,
+                    preemptions=self._preemptions,
                     rejected=self._rejected,
                     capacity_until=self._capacity_until,
                     deadline=self._deadline,
@@ -288,7 +292,9 @@ class ComputeJob:
             assert self._attempt_id is not None
             return await self._finalize(self._attempt_id, drained=False)
         except _JobFailed as failure:
-            return SettleInput(self._job_id, self._token, reason=failure.reason, message=failure.message)
+            return SettleInput(
+                self._job_id, self._token, reason=failure.reason, message=failure.message, details=failure.details
+            )
         except _RowsDecide:
             return None
 
@@ -302,7 +308,8 @@ class ComputeJob:
             raise asyncio.CancelledError
 
     def _restore(self, resume: Resume) -> None:
-        self._attempt_id, self._attempts, self._losses = resume.attempt_id, resume.attempts, resume.losses
+        self._attempt_id, self._attempts = resume.attempt_id, resume.attempts
+        self._losses, self._preemptions = resume.losses, resume.preemptions
         self._stream_number, self._rejected = resume.stream_number, resume.rejected
         self._capacity_until, self._deadline = resume.capacity_until, resume.deadline
 
@@ -335,7 +342,9 @@ class ComputeJob:
                 raise self._last_failure
             if allocation.outcome is AllocationOutcome.IMPOSSIBLE or out_of_time:
                 raise _JobFailed(
-                    allocation.reason or Reason.CAPACITY_UNAVAILABLE, allocation.message or "no capacity was found"
+                    allocation.reason or Reason.CAPACITY_UNAVAILABLE,
+                    allocation.message or "no capacity was found",
+                    allocation.details,
                 )
             # In line for a slot it is told of one; elsewhere, capacity that comes back is found by asking only.
             pause = _CAPACITY_PAUSE_SECONDS[-1 if allocation.in_line else min(round_number, _LAST_PAUSE)]
@@ -351,7 +360,7 @@ class ComputeJob:
         self._go_on()
         result: Allocation = await workflow.execute_activity(
             "allocate",
-            AllocateInput(self._job_id, self._token, self._rejected),
+            AllocateInput(self._job_id, self._token, self._rejected, self._capacity_until),
             result_type=Allocation,
             start_to_close_timeout=timedelta(hours=1),
             heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
@@ -423,10 +432,15 @@ class ComputeJob:
         return result
 
     async def _lose_attempt(self, result: StreamResult) -> None:
-        reason = Reason.PREEMPTED if result.outcome is StreamOutcome.PREEMPTED else Reason.INSTANCE_LOST
-        if self._losses >= self._policy.retries_on_loss:
+        """Preempted and lost attempts are counted apart, and neither counts as one that failed to boot."""
+        preempted = result.outcome is StreamOutcome.PREEMPTED
+        reason = Reason.PREEMPTED if preempted else Reason.INSTANCE_LOST
+        if (self._preemptions if preempted else self._losses) >= self._policy.retries_on_loss:
             raise _JobFailed(reason, result.message)
-        self._losses += 1
+        if preempted:
+            self._preemptions += 1
+        else:
+            self._losses += 1
         await self._fail_attempt(reason, result.message, counts=False)
         self._capacity_until = workflow.now() + timedelta(seconds=self._policy.capacity_wait)
 
@@ -438,7 +452,8 @@ class ComputeJob:
         """
         self._go_on()
         assert self._attempt_id is not None
-        exhausted = counts and self._attempts - self._losses >= self._policy.max_attempts
+        failed_to_boot = self._attempts - self._losses - self._preemptions
+        exhausted = counts and failed_to_boot >= self._policy.max_attempts
         offer_ref = await workflow.execute_local_activity(
             "fail_attempt",
             FailAttemptInput(self._job_id, self._token, self._attempt_id, reason, message, retry=not exhausted),

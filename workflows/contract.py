@@ -6,6 +6,7 @@ Values hold references and small facts only (ids, deadlines, reasons): histories
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from domain.states import JobState, Reason
 
@@ -54,6 +55,7 @@ class Resume:
     rejected: tuple[str, ...]
     capacity_until: datetime
     deadline: "Deadline | None"
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class AllocateInput:
     job_id: str
     token: int
     rejected: tuple[str, ...] = ()
+    capacity_until: datetime | None = None
+    """How long the job waits for capacity: the activity waits for a slot no longer. None: as long as it likes."""
 
 
 class AllocationOutcome(StrEnum):
@@ -116,6 +120,8 @@ class Allocation:
     deadline: Deadline | None = None
     reason: Reason | None = None
     message: str | None = None
+    details: dict[str, Any] | None = None
+    """For the job's reason: why each provider was not eligible."""
     on_this_machine: bool = False
     """The backend is the host of this worker: what is deleted there is mostly gone at once."""
     in_line: bool = False
@@ -178,6 +184,7 @@ class SettleInput:
     attempt_id: str | None = None
     reason: Reason | None = None
     message: str | None = None
+    details: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

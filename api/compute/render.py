@@ -1,5 +1,6 @@
 """Rows as answers. What a job ran (command, environment, secrets) is not among what is read, so it cannot be shown."""
 
+from collections import Counter
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import orjson
 
 from api.encoding import encode, number
+from domain.attempts import Fault, fault_of
 from domain.catalog import Accelerator, Gpu
 from domain.limits import MeteredInstance, accrued
 from domain.money import PricingModel, cents
@@ -58,7 +60,7 @@ def job(record: JobRecord, now: datetime) -> dict[str, Any]:
         "project": record.project or "",
         "labels": record.labels or {},
         "kind": record.kind,
-        "attempts": len(record.attempts),
+        "attempts": _attempts(record),
     }
     answer |= _present({"name": record.name, "allocated_at": record.allocated_at, "exit_code": record.exit_code})
     rented = next((a for a in reversed(record.attempts) if a.allocated_at is not None), None)
@@ -155,6 +157,15 @@ def _allocation(rented: AttemptRecord, instance_count: int) -> dict[str, Any]:
         if rented.confirmed_absent_at is None:
             answer["current_price_usd_hr"] = number(latest * instance_count)
     return answer
+
+
+def _attempts(record: JobRecord) -> dict[str, int]:
+    """How many there were, and how many ended for which kind of fault. The last one's may be told by the job alone."""
+    ends = [(attempt.reason_code, attempt.allocated_at is not None) for attempt in record.attempts]
+    if ends and ends[-1][0] is None and record.state == JobState.FAILED:
+        ends[-1] = (record.reason_code, ends[-1][1])
+    counted = Counter(fault_of(reason, rented=rented) for reason, rented in ends if reason is not None)
+    return {"total": len(ends), **{fault.value: counted[fault] for fault in Fault}}
 
 
 def _metered(attempt: AttemptRecord) -> MeteredInstance | None:

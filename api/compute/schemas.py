@@ -105,6 +105,16 @@ class Ssh(BaseModel):
     command: str
 
 
+class Attempts(BaseModel):
+    """Attempts of all kinds, and those that ended for the fault of each kind."""
+
+    total: int
+    rejected: int = Field(description="Refused by the provider, or dearer than offered: nothing ran.")
+    user_failure: int = Field(description="The workload or its image failed. Never tried again.")
+    preemption: int = Field(description="Taken back by the provider.")
+    infrastructure: int = Field(description="The hardware did not boot, or was lost.")
+
+
 class Job(BaseModel):
     """Container, environment and secrets are never part of it."""
 
@@ -128,7 +138,7 @@ class Job(BaseModel):
                 "project": "default",
                 "labels": {},
                 "kind": "sft",
-                "attempts": 1,
+                "attempts": {"total": 1, "rejected": 0, "user_failure": 0, "preemption": 0, "infrastructure": 0},
             }
         }
     )
@@ -159,7 +169,7 @@ class Job(BaseModel):
     project: str
     labels: dict[str, str]
     kind: str
-    attempts: int
+    attempts: Attempts
 
 
 class JobList(Page):

@@ -70,7 +70,7 @@ class TestAccepted:
             "project": "default",
             "labels": {},
             "kind": "task",
-            "attempts": 0,
+            "attempts": {"total": 0, "rejected": 0, "user_failure": 0, "preemption": 0, "infrastructure": 0},
         }
 
     def test_one_transaction_stores_job_event_key_and_the_start_of_the_workflow(self, api: Api) -> None:

@@ -271,7 +271,7 @@ class TestSpend:
         # 10 minutes at 0.60, 30 minutes at 2, 30 minutes at 3.
         assert shown["accrued_usd"] == 2.6
         assert (shown["price_usd_hr"], shown["current_price_usd_hr"]) == (2, 3)
-        assert (shown["pricing_model"], shown["attempts"]) == ("instance_seconds", 3)
+        assert (shown["pricing_model"], shown["attempts"]["total"]) == ("instance_seconds", 3)
 
     def test_spend_stands_still_once_absence_is_confirmed(
         self, api: Api, factory: Factory, clock: SettableClock
