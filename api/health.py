@@ -49,7 +49,7 @@ async def _database(services: Services) -> str | None:
         return f"no answer within {_PATIENCE_SECONDS:g} seconds"
     except Exception as error:
         return f"it does not answer ({type(error).__name__})"
-    return None
+    return services.write_problem and f"it takes no writes ({services.write_problem})"
 
 
 async def _temporal(services: Services) -> str | None:

@@ -124,7 +124,10 @@ async def beat(services: Services, lease_id: str) -> None:
         now = services.clock()
         try:
             await services.db.write(partial(liveness.beat, lease_id=lease_id, kind=liveness.API, now=now))
-        except Exception:
+            services.write_problem = None
+        except Exception as error:
+            # The driver's own sentence, such as "database or disk is full": without the statement and its values.
+            services.write_problem = str(getattr(error, "orig", None) or type(error).__name__)[:200]
             # A beat that is missed is time that is not counted; the next one begins a new stretch.
             logger.exception("beat_failed")
         await asyncio.sleep(BEAT_SECONDS)

@@ -8,6 +8,7 @@ from api.presence import Presence
 from domain.clock import Clock
 from settings import Settings
 from store.db import Database
+from store.logs.output_mask import OutputMasks
 from store.logs.store import LogStore
 from store.vault import Vault
 
@@ -24,3 +25,7 @@ class Services:
     temporal: Client | None = None
     presence: Presence = field(default_factory=Presence)
     """The agents that this process hears."""
+    masks: OutputMasks = field(default_factory=OutputMasks)
+    """What is taken out of the output of workloads that know secrets."""
+    write_problem: str | None = None
+    """Why this process's latest beat could not be written, as on a full disk; None when it was."""

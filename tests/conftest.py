@@ -5,6 +5,7 @@
 """
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from tests.support.postgres import TestServer, create_tables, running_server
 # A deadline of a generated example would be a test of how busy the machine is.
 hypothesis_settings.register_profile("headrace", deadline=None)
 hypothesis_settings.load_profile("headrace")
+
+# A shell that starts a job in the background has it ignore SIGINT, which every process under test would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BOTH_ENGINES = [pytest.param("sqlite"), pytest.param("postgres", marks=pytest.mark.postgres)]
 

@@ -1,8 +1,11 @@
 """`/healthz` and `/readyz`."""
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.server import beat
 from api.services import Services
 from store import liveness
 from tests.api.conftest import Api, anonymous
@@ -71,3 +74,35 @@ def test_a_worker_that_fell_silent_is_down(api: Api, services: Services, clock: 
     start_worker(services, clock)
     clock.advance(liveness.ALIVE_SECONDS + 1)
     assert ready(api)[0] == 503
+
+
+def test_a_database_that_takes_no_writes_is_not_ready_until_it_does(
+    api: Api, services: Services, clock: SettableClock
+) -> None:
+    services.temporal = TemporalServer()  # type: ignore[assignment]
+    start_worker(services, clock)
+
+    def beat_once() -> None:
+        async def beat_briefly() -> None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(beat(services, "api_1"), 0.3)
+
+        asyncio.run(beat_briefly())
+
+    beat_once()
+    assert ready(api)[0] == 200
+    refusal = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+    for change in ("INSERT", "UPDATE"):
+        statement = f"CREATE TRIGGER full_{change} BEFORE {change} ON liveness {refusal}"
+        services.db.run_write(lambda s, statement=statement: s.connection().exec_driver_sql(statement))
+    beat_once()
+    status, error = ready(api)
+    assert status == 503
+    assert error["details"]["parts"]["database"] == {
+        "status": "down",
+        "message": "it takes no writes (database or disk is full)",
+    }
+    for change in ("INSERT", "UPDATE"):
+        services.db.run_write(lambda s, change=change: s.connection().exec_driver_sql(f"DROP TRIGGER full_{change}"))
+    beat_once()
+    assert ready(api)[0] == 200
