@@ -97,6 +97,16 @@ def parse(text: str, *, field: str = "container.image") -> ImageReference:
     return reference
 
 
+def credential_problem(username: str, password: str) -> str | None:
+    """What is wrong with a registry's user name and password, as a predicate that says which; None when nothing is.
+    They become a header of HTTP, in which the first colon parts them."""
+    if not username or ":" in username or not username.isprintable():
+        return "username must be printable and hold no colon"
+    if not password or not password.isprintable():
+        return "password must be printable"
+    return None
+
+
 def _split_host(name: str) -> tuple[str | None, str]:
     first, slash, rest = name.partition("/")
     is_host = "." in first or ":" in first or first == "localhost" or first != first.lower()

@@ -38,6 +38,11 @@ class MadeLines:
     texts: list[str] = field(default_factory=list)
     continued: list[int] = field(default_factory=list)
 
+    def extend(self, more: "MadeLines") -> None:
+        """Adds what was made after these."""
+        self.continued += [len(self.texts) + index for index in more.continued]
+        self.texts += more.texts
+
 
 class LineMaker:
     """Makes the lines of one stream. Its state is small (under 256 KiB) and can be packed between two chunks."""

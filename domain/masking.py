@@ -92,11 +92,6 @@ class StreamMask:
         return sorted(found)
 
 
-def ending(held: bytes) -> bytes:
-    """What to show of the bytes that a `StreamMask` held when the stream ended: a secret that was cut off is one."""
-    return held if len(held) < MIN_MASKED_CHARACTERS else MASK.encode()
-
-
 def _line_forms(secret: str) -> set[str]:
     """The forms that a line of output can hold: of a text of several lines each of them, and the whole encoded."""
     forms: set[str] = set()

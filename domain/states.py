@@ -100,6 +100,7 @@ class EventType(StrEnum):
     AGENT_CONNECTED = "agent_connected"
     AGENT_FAULT = "agent_fault"
     NONCE_REFUSED = "nonce_refused"
+    LAUNCH_REFUSED = "launch_refused"
     TERMINATION_REQUESTED = "termination_requested"
     LATE_EXIT = "late_exit"
     CONTACT_LOST = "contact_lost"

@@ -126,6 +126,15 @@ def fetch_launch(
     return LaunchDecision(LaunchAnswer.LAUNCH, job, instance)
 
 
+def refuse_launch(session: Session, decision: LaunchDecision, reason: Reason, message: str, now: datetime) -> None:
+    """The job's secrets are of no use: the agent is sent away, and `provision` finds the reason on the attempt."""
+    instance = decision.instance
+    instance.reason_code, instance.reason_message = reason.value, message
+    session.add(instance)
+    data = {"instance_id": instance.id, "reason": reason.value, "message": message}
+    record(session, instance.job_id, EventType.LAUNCH_REFUSED, f"launch-refused-{instance.id}", now, data)
+
+
 def agent_started(session: Session, instance: Instance, now: datetime) -> None:
     """The workload runs: provisioning -> running. A repeat changes nothing; one of an attempt that a termination
     overtook, or that was given up for another, is noted on the instance only."""

@@ -7,7 +7,8 @@ writes its own instance's output and end, and nothing else.
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Literal, TypeVar
 
@@ -24,13 +25,15 @@ from api.agent.orders import order_of
 from api.presence import Order
 from api.services import Services
 from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAuthenticated, Unavailable
+from domain.masking import mask
 from domain.outcome import ExitReport
 from domain.spec import Workload
 from domain.states import EventType, Reason
 from observability import count_log_bytes
-from store import lifecycle
+from store import launch_secrets, lifecycle
 from store.db import is_sqlite
-from store.lifecycle import LaunchAnswer
+from store.launch_secrets import CannotLaunch
+from store.lifecycle import LaunchAnswer, LaunchDecision
 from store.logs.store import Ack
 from store.tables import Instance, Job
 from store.transitions import record
@@ -59,11 +62,14 @@ async def launch(request: Request) -> Response:
         raise InvalidRequest("16 to 64 lower-case hex digits are wanted", field="Headrace-Nonce")
     token = services.vault.session_token(attempt_id, nonce)
     now = services.clock()
-    decision = await services.db.write(
-        lambda session: lifecycle.fetch_launch(session, attempt_id, nonce, hash_token(token), now)
-    )
-    if decision is None:
-        raise NotAuthenticated(f"there is no attempt {attempt_id}")
+
+    def fetch(session: Session) -> tuple[LaunchDecision, Mapping[str, str]]:
+        decision = lifecycle.fetch_launch(session, attempt_id, nonce, hash_token(token), now)
+        if decision is None:
+            raise NotAuthenticated(f"there is no attempt {attempt_id}")
+        return _with_secrets(services, session, decision, now)
+
+    decision, secrets = await services.db.write(fetch)
     if decision.answer is LaunchAnswer.REFUSED:
         raise Forbidden(f"{attempt_id} was launched by another agent")
     services.presence.note(attempt_id, now)
@@ -71,7 +77,7 @@ async def launch(request: Request) -> Response:
         return _text(Order.STOP, 409)
     if decision.answer is LaunchAnswer.WAIT:
         raise Unavailable(f"{attempt_id} is not written down as allocated yet; ask again")
-    fragment = await run_in_threadpool(_render, services, decision.job, decision.instance, token)
+    fragment = await run_in_threadpool(_render, services, decision, token, secrets)
     return Response(fragment, media_type="text/x-shellscript")
 
 
@@ -86,10 +92,11 @@ async def hello(request: Request) -> Response:
 async def progress(request: Request) -> Response:
     """Lines about the boot or the image pull; they become system lines of the job's log."""
     lines = await read_lines(request)
-    logs = _services(request).logs
+    services = _services(request)
 
     def store(session: Session, instance: Instance, now: datetime) -> None:
-        logs.append_system(session, instance.job_id, lines, now)
+        passwords = _pull_passwords(services, session, instance)
+        services.logs.append_system(session, instance.job_id, [mask(line, passwords) for line in lines], now)
 
     await _before_launch(request, store)
     return _text("ok")
@@ -98,15 +105,17 @@ async def progress(request: Request) -> Response:
 @router.post("/fault")
 async def fault(request: Request) -> Response:
     """The image or the host cannot run the agent: the reason goes to the attempt's row, its events and the log."""
-    reason = " ".join(await read_lines(request))[:_FAULT_CHARACTERS] or "the agent gave no reason"
-    logs = _services(request).logs
+    said = " ".join(await read_lines(request))
+    services = _services(request)
 
     def store(session: Session, instance: Instance, now: datetime) -> None:
+        passwords = _pull_passwords(services, session, instance)
+        reason = mask(said, passwords)[:_FAULT_CHARACTERS] or "the agent gave no reason"
         data = {"instance_id": instance.id, "message": reason}
         if record(session, instance.job_id, EventType.AGENT_FAULT, f"fault-{instance.id}", now, data):
             instance.reason_code, instance.reason_message = Reason.BOOTSTRAP_FAILED.value, reason
             session.add(instance)
-            logs.append_system(session, instance.job_id, [f"agent fault: {reason}"], now)
+            services.logs.append_system(session, instance.job_id, [f"agent fault: {reason}"], now)
 
     await _before_launch(request, store)
     return _text("ok")
@@ -139,7 +148,8 @@ async def logs(
         if not is_sqlite(session):
             # Against an exit report that is being stored: one of the two must see the other.
             session.refresh(instance, with_for_update=True)
-        ack = services.logs.append_chunk(session, instance, stream, offset, data, now)
+        secrets = services.masks.of(services.vault, instance)
+        ack = services.logs.append_chunk(session, instance, stream, offset, data, now, secrets)
         _finish_if_complete(services, session, instance, now)
         return ack
 
@@ -213,6 +223,14 @@ async def _before_launch(request: Request, change: Callable[[Session, Instance, 
     services.presence.note(attempt_id, now)
 
 
+def _pull_passwords(services: Services, session: Session, instance: Instance) -> Sequence[str]:
+    """What a host agent could repeat of the job's image pull: the one secret that is known before a launch."""
+    try:
+        return launch_secrets.pull_passwords(session, services.vault, session.get_one(Job, instance.job_id))
+    except VaultError as error:
+        raise Unavailable(f"the registry credential of {instance.job_id} cannot be opened: {error}") from None
+
+
 async def _with_instance(request: Request, change: Callable[[Session, Instance, datetime], T]) -> T:
     """Runs `change` in one transaction on the instance of the session token."""
     services = _services(request)
@@ -236,11 +254,30 @@ def _finish_if_complete(services: Services, session: Session, instance: Instance
     stored = services.logs.acked(session, instance.id)
     if stored["stdout"] >= report.stdout_bytes and stored["stderr"] >= report.stderr_bytes:
         services.logs.finish_streams(session, instance, now)
+        services.masks.forget(instance.id)
         instance.drained_at = now
         session.add(instance)
 
 
-def _render(services: Services, job: Job, instance: Instance, token: str) -> bytes:
+def _with_secrets(
+    services: Services, session: Session, decision: LaunchDecision, now: datetime
+) -> tuple[LaunchDecision, Mapping[str, str]]:
+    """The values of `secret_env` for a launch; without one that is needed the agent is told to stop."""
+    if decision.answer is not LaunchAnswer.LAUNCH:
+        return decision, {}
+    job, instance = decision.job, decision.instance
+    try:
+        return decision, launch_secrets.resolve(session, services.vault, job, instance, now)
+    except CannotLaunch as error:
+        lifecycle.refuse_launch(session, decision, error.reason, error.message, now)
+        services.logs.append_system(session, job.id, [f"not launched: {error.message}"], now)
+        return replace(decision, answer=LaunchAnswer.STOP), {}
+    except VaultError as error:
+        raise Unavailable(f"the secrets of {job.id} cannot be opened: {error}") from None
+
+
+def _render(services: Services, decision: LaunchDecision, token: str, secrets: Mapping[str, str]) -> bytes:
+    job, instance = decision.job, decision.instance
     try:
         workload = Workload.model_validate(json.loads(services.vault.open(job.workload_sealed, f"workload:{job.id}")))
     except VaultError as error:
@@ -255,6 +292,7 @@ def _render(services: Services, job: Job, instance: Instance, token: str) -> byt
                 "HEADRACE_JOB_ID": job.id,
                 "HEADRACE_INSTANCE_ID": instance.id,
             },
+            secrets=secrets,
             spool_bytes=settings.agent_spool_bytes,
             orders_wait_seconds=max(1, int(settings.orders_wait_seconds)),
             ssh_public_key=job.spec.get("ssh_public_key"),

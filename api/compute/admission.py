@@ -171,10 +171,10 @@ def _registry(container: Container) -> spec.RegistryCredential | None:
         raise refusal("container.image", "must name its registry's host when it is pulled with a credential")
     if credential is None:
         return None
-    if ":" in credential.username or not credential.username.isprintable():
-        raise refusal("container.registry_credential.username", "must be printable and hold no colon")
-    if not credential.password.get_secret_value().isprintable():
-        raise refusal("container.registry_credential.password", "must be printable")
+    problem = images.credential_problem(credential.username, credential.password.get_secret_value())
+    if problem is not None:
+        name, _, rule = problem.partition(" ")
+        raise refusal(f"container.registry_credential.{name}", rule)
     return spec.RegistryCredential(username=credential.username, password=credential.password)
 
 

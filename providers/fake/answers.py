@@ -21,7 +21,7 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from providers.masking import mask
+from domain.masking import mask
 
 MESSAGE_CHARACTERS = 500
 

@@ -26,6 +26,7 @@ from domain.errors import (
     ProviderNotFound,
 )
 from domain.ids import AttemptId
+from domain.masking import mask
 from domain.money import PricingModel
 from domain.offers import Capabilities, Offer
 from domain.spec import Interconnect
@@ -55,7 +56,6 @@ from providers.fake.answers import (
     OfferPage,
     read_answer,
 )
-from providers.masking import mask
 
 INSTANCE = "instance"
 TERMINATED = "terminated"

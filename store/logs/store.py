@@ -17,6 +17,7 @@ from store.db import Database
 from store.logs import retention
 from store.logs.blobs import BlobStore, open_blob_store
 from store.logs.blocks import Run, into_blocks
+from store.logs.output_mask import OutputMask, ending
 from store.logs.reading import read_page
 from store.logs.records import STREAMS, Ack, LogLine, LogPage, Source, Stream, to_microseconds
 from store.logs.rows import Sizes, append_blocks, lock_state
@@ -54,10 +55,19 @@ class LogStore:
         self._next_sweep_at: datetime | None = None
 
     def append_chunk(
-        self, session: Session, instance: Instance, stream: str, offset: int, data: bytes, now: datetime
+        self,
+        session: Session,
+        instance: Instance,
+        stream: str,
+        offset: int,
+        data: bytes,
+        now: datetime,
+        mask: OutputMask | None = None,
     ) -> Ack:
         """Stores the bytes of `stream` from `offset` on: those that are stored already are skipped, and a chunk that
         begins past them is refused (`Ack.gap`). The lines and the acknowledged offset are one transaction.
+
+        `mask` takes the workload's secrets out before anything is stored.
 
         Raises ValueError for an unknown stream or a negative offset.
         """
@@ -68,7 +78,10 @@ class LogStore:
         fresh = data[position.acked_offset - offset :] if offset <= position.acked_offset else b""
         if fresh:
             maker = LineMaker.unpack(position.line_state)
-            made = maker.feed(fresh, now)
+            shown = fresh
+            if mask is not None or position.held is not None:
+                shown = _masked(position, fresh, mask)
+            made = maker.feed(shown, now)
             position.acked_offset += len(fresh)
             self._store_user_lines(session, state, instance, position, maker, made, now)
         return Ack(position.acked_offset, gap=offset > position.acked_offset, fresh=len(fresh))
@@ -85,7 +98,11 @@ class LogStore:
         for position in session.exec(streams).all():
             if position.line_state is not None:
                 maker = LineMaker.unpack(position.line_state)
-                self._store_user_lines(session, state, instance, position, maker, maker.finish(), now)
+                made = MadeLines()
+                if position.held is not None:
+                    made, position.held = maker.feed(ending(position.held), now), None
+                made.extend(maker.finish())
+                self._store_user_lines(session, state, instance, position, maker, made, now)
 
     def append_system(
         self,
@@ -101,9 +118,8 @@ class LogStore:
         for message in messages:
             # What a provider or a host says is as arbitrary as what a workload prints.
             maker = LineMaker()
-            for part in (maker.feed(message.encode("utf-8", "surrogatepass"), now), maker.finish()):
-                made.continued += [len(made.texts) + index for index in part.continued]
-                made.texts += part.texts
+            made.extend(maker.feed(message.encode("utf-8", "surrogatepass"), now))
+            made.extend(maker.finish())
         self._store_lines(session, lock_state(session, job_id), made, "system", "stdout", instance_rank, now)
 
     async def page(
@@ -208,6 +224,15 @@ class LogStore:
         append_blocks(session, state, into_blocks(made, like, self._sizes.block), now, self._sizes)
         if state.hot_bytes >= self._sizes.segment_bytes or state.hot_rows >= _SEAL_AT_ROWS:
             self._crowded.add(state.job_id)
+
+
+def _masked(position: LogStream, fresh: bytes, mask: OutputMask | None) -> bytes:
+    """What may be shown of the stream; its end may have to wait in the row."""
+    if mask is None:
+        shown, position.held = ending(position.held) + fresh, None
+    else:
+        shown, position.held = mask.feed(position.stream, position.held, fresh)
+    return shown
 
 
 def _position(session: Session, instance: Instance, stream: str) -> LogStream:

@@ -73,6 +73,6 @@ class LogStream(SQLModel, table=True):
     line_state: bytes | None = fields.blob()
     """The line maker's state, as `domain.lines` packs it."""
     held: bytes | None = fields.blob()
-    """Acknowledged bytes that the line maker has not seen: they may be the beginning of a secret (`domain.masking`)."""
+    """Acknowledged bytes that the line maker has not seen, since they may begin a secret (`store.logs.output_mask`)."""
     snapshot_due_at: datetime | None = fields.time(index=True)
     """When the state of a progress bar must be shown although nothing more came; None when there is none."""
