@@ -83,6 +83,8 @@ def test_a_database_that_takes_no_writes_is_not_ready_until_it_does(
     start_worker(services, clock)
 
     def beat_once() -> None:
+        clock.advance(seconds=1)
+
         async def beat_briefly() -> None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(beat(services, "api_1"), 0.3)
