@@ -15,7 +15,7 @@ from temporalio import activity
 from activities.context import Context, fenced_job, heartbeating, log
 from activities.deadlines import limit_deadline
 from activities.failures import REASONS, bounded, retry_after_seconds
-from activities.instances import instance_spec
+from activities.instances import instance_spec, refuse_unlaunchable
 from domain.errors import (
     Ambiguous,
     AuthError,
@@ -83,6 +83,7 @@ class AllocateActivities:
     # The walk -----------------------------------------------------------------------------------------------------
 
     async def _walk(self, job: Job, request: AllocateInput) -> Allocation:
+        await refuse_unlaunchable(self._context, job)
         spec = JobSpec.model_validate(job.spec)
         result, failures = await self._menu(job, spec, request.rejected)
         if not result.offers:
@@ -255,7 +256,7 @@ class AllocateActivities:
         return standing
 
     async def _ask(self, job: Job, provider: Provider, instance: Instance, offer: Offer, known: bool) -> Handle:
-        attempt, spec = AttemptId(instance.id), instance_spec(self._context, job, instance)
+        attempt, spec = AttemptId(instance.id), await instance_spec(self._context, job, instance)
         pause = 0.5
         while True:
             if known:
@@ -326,7 +327,7 @@ class AllocateActivities:
             standing = None if row.handle is None else Handle.model_validate(row.handle)
             if row.confirmed_absent_at is not None or (standing and standing.provider_id != handle.provider_id):
                 return standing
-            attempts.allocated(session, row, handle.model_dump(mode="json"), price, source, now)
+            attempts.allocated(session, row, handle.model_dump(mode="json"), price, source, now, handle.created_at)
             where = "" if offer.region == offer.provider else f" in {offer.region}"
             note = f"allocated {offer.provider_sku} from {offer.provider}{where} at {price} USD/h"
             self._context.logs.append_system(session, row.job_id, [note], now)
@@ -344,14 +345,16 @@ class AllocateActivities:
         price = offer.price_usd_hr if handle.price_usd_hr is None else handle.price_usd_hr
         now = self._context.clock()
         spent_before = await self._spent(job, spec)
-        first_unit = price * offer.pricing_model.unit_seconds / Decimal(3600)
+        least_seconds = max(offer.pricing_model.unit_seconds, offer.terms.minimum_seconds)
+        first_charge = price * least_seconds / Decimal(3600) if offer.terms.boot_charged else Decimal(0)
         ceiling = spec.placement.max_price_usd_hr
         too_dear = (ceiling is not None and price > ceiling) or not affordable(
             UsdPerHour(price),
             offer.pricing_model.unit_seconds,
             offer.teardown_seconds,
-            max(Decimal(0), spent_before - first_unit),
+            max(Decimal(0), spent_before - first_charge),
             spec.limits.max_cost_usd,
+            offer.terms.minimum_seconds,
         )
         if not too_dear:
             return await self._allocation(job, instance, offer)

@@ -12,6 +12,7 @@ from activities.failures import bounded, to_application_error
 from activities.stream_logs import drained
 from domain.errors import ProviderError, ProviderNotFound
 from domain.ids import AttemptId
+from domain.offers import Offer
 from domain.states import EventType, InstanceState
 from providers.base import Handle, Provider, ProviderState, TerminateState
 from store import attempts
@@ -111,7 +112,24 @@ class DeallocateActivities:
             raise ApplicationError(
                 f"{instance.id}: its create call may still be under way", type=FailureType.NOT_YET_GONE
             )
+        if found:
+            await self._record_found(instance.id, found[0])
         return found
+
+    async def _record_found(self, attempt_id: str, handle: Handle) -> None:
+        """An instance whose create was never answered has cost something all the same."""
+        now = self._context.clock()
+
+        def store(session: Session) -> None:
+            row = attempts.locked(session, attempt_id)
+            if row.handle is None and row.confirmed_absent_at is None:
+                offer = Offer.model_validate(row.offer)
+                price = offer.price_usd_hr if handle.price_usd_hr is None else handle.price_usd_hr
+                attempts.found(
+                    session, row, handle.model_dump(mode="json"), price, "found for deletion", now, handle.created_at
+                )
+
+        await self._context.db.write(store)
 
     async def _terminate(self, provider: Provider, handle: Handle) -> TerminateState:
         try:

@@ -12,6 +12,7 @@ from temporalio import activity
 from activities.context import Context, heartbeating, log
 from domain.errors import ProviderError
 from domain.ids import AttemptId
+from domain.states import Reason
 from providers.base import InstanceView, ProviderState
 from store import attempts
 from store.tables import Instance, OrphanSighting
@@ -64,17 +65,22 @@ class ReconcileActivities:
         return sorted(set(session.exec(query).all()) - {view.attempt_id for view in views})
 
     def _take_prices(self, session: Session, views: list[InstanceView]) -> int:
-        """What the provider says that an instance costs now is what it costs from now on."""
+        """What the provider says that an instance costs now is what it costs from now on. One that was taken back costs
+        what its terms say, whatever the list says that it would cost if it ran."""
         now, changed = self._context.clock(), 0
+        stopped = {v.attempt_id for v in views if v.attempt_id and v.state is ProviderState.INTERRUPTED}
         prices = {v.attempt_id: v.price_usd_hr for v in views if v.attempt_id and v.price_usd_hr is not None}
         query = select(Instance).where(
-            col(Instance.id).in_(prices),
+            col(Instance.id).in_(prices.keys() | stopped),
             col(Instance.allocated_at).is_not(None),
             col(Instance.confirmed_absent_at).is_(None),
         )
         # Each change locks its job: in one order everywhere, lest two transactions wait for each other.
         for instance in session.exec(query.order_by(col(Instance.job_id))).all():
-            changed += attempts.reprice(session, instance, prices[AttemptId(instance.id)], "provider list", now)
+            if instance.id in stopped:
+                changed += attempts.stopped(session, instance, now)
+            elif instance.reason_code != Reason.PREEMPTED:
+                changed += attempts.reprice(session, instance, prices[AttemptId(instance.id)], "provider list", now)
         return changed
 
     def _due_orphans(self, session: Session, connection_id: str, views: list[InstanceView]) -> list[InstanceView]:

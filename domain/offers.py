@@ -5,6 +5,7 @@ from decimal import Decimal
 
 from pydantic import Field
 
+from domain.billing import BillingModel, model_of
 from domain.money import PricingModel
 from domain.spec import Frozen, Interconnect
 
@@ -31,6 +32,10 @@ class Offer(Frozen):
     price_usd_hr: Decimal
     price_source: str = "settings"
     pricing_model: PricingModel = PricingModel.INSTANCE_MINUTES
+    billing: BillingModel | None = None
+    """How it is charged, where that differs from what `domain.billing` knows of its backend."""
+    stopped_usd_hr: Decimal | None = None
+    """What it costs once it stopped or was preempted, until it is deleted; None where the backend does not say."""
     teardown_seconds: float = Field(default=60, description="Expected from the delete request to confirmed absence.")
     spot: bool = False
     available: bool = True
@@ -39,6 +44,11 @@ class Offer(Frozen):
     observed_at: datetime
     disk_enforced: bool = True
     """Whether `ephemeral_disk_gb` is a limit that the backend enforces."""
+
+    @property
+    def terms(self) -> BillingModel:
+        """How it is charged."""
+        return self.billing or model_of(self.provider)
 
     @property
     def ref(self) -> str:

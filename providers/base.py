@@ -66,6 +66,8 @@ class Handle(Frozen):
     host: str | None = None
     price_usd_hr: Decimal | None = None
     """The price in the create answer, where the provider states one: it counts, over the offer's."""
+    created_at: datetime | None = None
+    """When the provider says that it made the instance, and so began to charge for it."""
     data: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from domain.money import recorded
 from domain.offers import Offer
 from domain.states import EventType, InstanceState, JobState, Reason
 from store import inbox, ledger
+from store.budget_inbox import spend_changed
 from store.db import is_sqlite
 from store.lifecycle import order_stop
 from store.meters import metered as metered
@@ -40,6 +41,7 @@ _BOOT_MARKS = (
         col(Instance.started_at),
         col(Instance.exited_at),
         col(Instance.delete_requested_at),
+        col(Instance.reason_code),
     )
     .join(Instance, col(Instance.job_id) == col(Job.id))
     .where(col(Instance.id) == bindparam("attempt"))
@@ -88,6 +90,7 @@ def mint(
     )
     session.add(instance)
     session.flush()
+    spend_changed(session, job.org_id, f"minted-{instance.id}", now)
     return instance
 
 
@@ -108,6 +111,7 @@ def refused(session: Session, instance: Instance, kind: str, message: str, now: 
     record(session, instance.job_id, EventType.OFFER_REJECTED, f"rejected-{instance.id}", now,
            {"instance_id": instance.id, "provider": instance.provider, "sku": instance.offer["provider_sku"],
             "class": kind, "message": message})  # fmt: skip
+    spend_changed(session, instance.org_id, f"refused-{instance.id}", now)
     freed(session, instance, now)
 
 
@@ -168,6 +172,7 @@ def found(
                 source=price_source,
             )
         )
+        spend_changed(session, instance.org_id, f"allocated-{instance.id}", now)
     session.add(instance)
 
 
@@ -199,6 +204,7 @@ def gone(session: Session, instance: Instance, now: datetime) -> None:
     session.add(instance)
     record(session, instance.job_id, EventType.INSTANCE_GONE, f"gone-{instance.id}", now, {"instance_id": instance.id})
     ledger.close(session, instance, now)
+    spend_changed(session, instance.org_id, f"gone-{instance.id}", now)
     freed(session, instance, now)
 
 
@@ -217,6 +223,7 @@ def reprice(session: Session, instance: Instance, price: Decimal, source: str, n
     session.add(PriceRecord(instance_id=instance.id, since=now, usd_per_hour=price, source=source))
     ledger.close(session, instance, now, until=now)
     inbox.put(session, instance.job_id, inbox.PRICE, now, {"instance_id": instance.id}, key=key)
+    spend_changed(session, instance.org_id, key, now)
     return True
 
 

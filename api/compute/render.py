@@ -9,6 +9,7 @@ import orjson
 
 from api.encoding import encode, number
 from domain.attempts import Fault, fault_of
+from domain.billing import metered
 from domain.catalog import Accelerator, Gpu
 from domain.limits import MeteredInstance, accrued
 from domain.money import PricingModel, cents
@@ -171,14 +172,7 @@ def _attempts(record: JobRecord) -> dict[str, int]:
 def _metered(attempt: AttemptRecord) -> MeteredInstance | None:
     if attempt.allocated_at is None:
         return None
-    model = PricingModel(attempt.offer.get("pricing_model", PricingModel.INSTANCE_MINUTES))
-    return MeteredInstance(
-        attempt.allocated_at,
-        attempt.confirmed_absent_at,
-        attempt.prices,
-        model.unit_seconds,
-        attempt.offer.get("teardown_seconds", 0),
-    )
+    return metered(attempt.offer, attempt.allocated_at, attempt.started_at, attempt.confirmed_absent_at, attempt.prices)
 
 
 def _hardware(offer: dict[str, Any]) -> dict[str, Any]:

@@ -330,7 +330,12 @@ def _handle(item: Item) -> Handle:
     if item.failure_code:
         data["failure_code"] = item.failure_code
     return Handle(
-        provider_id=item.id, resource_type=item.type, region=item.region, price_usd_hr=item.price_usd_hr, data=data
+        provider_id=item.id,
+        resource_type=item.type,
+        region=item.region,
+        price_usd_hr=item.price_usd_hr,
+        created_at=item.created_at,
+        data=data,
     )
 
 
