@@ -22,6 +22,12 @@ REASONS: dict[str, Reason] = {
     "billing": Reason.PROVIDER_AUTH_FAILED,
 }
 
+_LAUNCH: dict[Reason, FailureType] = {
+    Reason.SECRET_EXPIRED: FailureType.SECRET_EXPIRED,
+    Reason.IMAGE_PULL_FAILED: FailureType.IMAGE_PULL_FAILED,
+    Reason.BOOTSTRAP_FAILED: FailureType.BOOTSTRAP_FAILED,
+}
+
 
 def bounded(message: str) -> str:
     """A provider's message may be megabytes; a Temporal payload may not."""
@@ -40,6 +46,13 @@ def to_application_error(error: ProviderError) -> ApplicationError:
                 category=ApplicationErrorCategory.BENIGN,
             )
     return ApplicationError(bounded(error.message), type=error.kind)
+
+
+def cannot_launch(reason: Reason, message: str) -> ApplicationError:
+    """The failure of a launch that no other hardware would make succeed, such as for want of a secret."""
+    return ApplicationError(
+        bounded(message), type=_LAUNCH[reason], non_retryable=True, category=ApplicationErrorCategory.BENIGN
+    )
 
 
 def retry_after_seconds(error: ProviderError, default: float) -> float:

@@ -1,17 +1,30 @@
 """What a provider is told of an attempt."""
 
-import json
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlmodel import Session
 
 from activities.context import Context
+from activities.failures import cannot_launch
 from domain.ids import AttemptId
 from domain.offers import Offer
 from domain.spec import JobSpec, RegistryCredential
 from providers.base import AgentBootstrap, InstanceSpec
+from store import launch_secrets
+from store.launch_secrets import CannotLaunch
 from store.tables import Instance, Job
 
+T = TypeVar("T")
 
-def instance_spec(context: Context, job: Job, instance: Instance) -> InstanceSpec:
-    """The same bytes on every retry of the attempt. The registry credential is the one secret that is opened here."""
+
+async def instance_spec(context: Context, job: Job, instance: Instance) -> InstanceSpec:
+    """The same bytes on every retry of the attempt, unless the secret of its image pull is rotated meanwhile. What the
+    image is pulled with is the one secret that is opened here.
+
+    Raises:
+        ApplicationError: that secret has expired, or is no credential; not retryable.
+    """
     spec = JobSpec.model_validate(job.spec)
     settings, attempt = context.settings, AttemptId(instance.id)
     local = Offer.model_validate(instance.offer).region == "local" or settings.public_url is None
@@ -29,13 +42,31 @@ def instance_spec(context: Context, job: Job, instance: Instance) -> InstanceSpe
             url=None if local else settings.public_url,
         ),
         ports=spec.ports,
-        registry=_registry(context, job),
+        registry=await _registry(context, job),
         ssh_public_key=spec.ssh_public_key,
     )
 
 
-def _registry(context: Context, job: Job) -> RegistryCredential | None:
-    if job.registry_sealed is None:
+async def refuse_unlaunchable(context: Context, job: Job) -> None:
+    """Before anything is rented for the job.
+
+    Raises:
+        ApplicationError: `secret_expired`, not retryable: one of its secrets would not resolve.
+    """
+    if job.uses_secrets:
+        now = context.clock()
+        await _secrets(context, lambda session: launch_secrets.require_resolvable(session, job, now))
+
+
+async def _registry(context: Context, job: Job) -> RegistryCredential | None:
+    if job.registry_sealed is None and not job.uses_secrets:
         return None
-    opened = json.loads(context.vault.open(job.registry_sealed, f"registry:{job.id}"))
-    return RegistryCredential(username=opened["username"], password=opened["password"])
+    vault, now = context.vault, context.clock()
+    return await _secrets(context, lambda session: launch_secrets.pull_credential(session, vault, job, now))
+
+
+async def _secrets(context: Context, query: Callable[[Session], T]) -> T:
+    try:
+        return await context.db.read(query)
+    except CannotLaunch as error:
+        raise cannot_launch(error.reason, error.message) from None

@@ -11,10 +11,11 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.context import Context, fenced_job, heartbeating, log
-from activities.failures import bounded, to_application_error
-from activities.instances import instance_spec
+from activities.failures import bounded, cannot_launch, to_application_error
+from activities.instances import instance_spec, refuse_unlaunchable
 from domain.errors import BootstrapFailed, ProviderError
-from domain.states import EventType, JobState
+from domain.masking import mask
+from domain.states import EventType, JobState, Reason
 from providers.base import Handle, InstanceView, Provider, ProviderState
 from store import attempts
 from store.tables import Instance, Job
@@ -38,6 +39,7 @@ class ProvisionActivities:
         async with heartbeating():
             job, instance = await self._context.db.read(lambda session: self._rows(session, request))
             if instance.hello_at is None:
+                await refuse_unlaunchable(self._context, job)
                 await self._boot(job, instance)
             await self._await_start(request, instance)
 
@@ -50,17 +52,21 @@ class ProvisionActivities:
     async def _boot(self, job: Job, instance: Instance) -> None:
         provider = self._context.providers.of(instance.connection_id)
         handle = Handle.model_validate(instance.handle)
-        spec = instance_spec(self._context, job, instance)
+        spec = await instance_spec(self._context, job, instance)
+        # A registry or an engine may repeat what it was given.
+        secrets = () if spec.registry is None else (spec.registry.password.get_secret_value(),)
 
         async def progress(line: str) -> None:
-            activity.heartbeat(bounded(line))
-            await self._context.say(job.id, bounded(line))
+            line = bounded(mask(line, secrets))
+            activity.heartbeat(line)
+            await self._context.say(job.id, line)
 
         call = asyncio.create_task(provider.provision(handle, spec, progress))
         self._context.in_flight[instance.id] = call
         try:
             booted = await call
         except ProviderError as error:
+            error.message = mask(error.message, secrets)
             await self._context.say(job.id, f"provisioning failed ({error.kind}): {bounded(error.message)}")
             raise to_application_error(error) from error
         finally:
@@ -102,6 +108,7 @@ class ProvisionActivities:
             if row.started_at is not None or row.exit_report is not None:
                 await self._store_endpoints(provider, row)
                 return
+            _refuse_when_not_launched(row)
             self._check_launch(row)
             if loop.time() >= look_at:
                 await self._check(provider, row)
@@ -165,6 +172,12 @@ class ProvisionActivities:
         ended = "" if view.exit_code is None else f" with exit code {view.exit_code}"
         tail = output[-500:]
         return f"the instance ended{ended} before the agent connected. {view.message} {tail}".strip()
+
+
+def _refuse_when_not_launched(instance: Instance) -> None:
+    """The agent came for its launch spec, and was sent away for a secret that does not resolve."""
+    if instance.nonce is not None and instance.reason_code is not None and instance.terminal_at is None:
+        raise cannot_launch(Reason(instance.reason_code), instance.reason_message or instance.reason_code)
 
 
 def _refuse_when_stopped(job: Job, instance: Instance) -> None:

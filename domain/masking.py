@@ -43,11 +43,11 @@ class StreamMask:
     def __repr__(self) -> str:
         return f"StreamMask({len(self._forms)} forms)"
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+    def feed(self, data: bytes, *, ends: bool = False) -> tuple[bytes, bytes]:
         """The masked beginning of `data`, and its end that may be the beginning of a secret: to be put before what
-        comes next. That end has no line feed, so every whole line is out."""
+        comes next. That end has no line feed, so every whole line is out; it is empty when the stream `ends`."""
         next_at = {form: at for form in self._forms if (at := data.find(form)) >= 0}
-        beginnings = self._beginnings(data)
+        beginnings = [] if ends else self._beginnings(data)
         if not next_at:
             held = beginnings[0] if beginnings else len(data)
             return data[:held], data[held:]
@@ -71,12 +71,7 @@ class StreamMask:
 
     def mask(self, text: str) -> str:
         """A whole text, masked."""
-        masked, held = self.feed(text.encode("utf-8", "surrogatepass"))
-        # Here nothing follows: what is held is no secret, or holds a shorter one.
-        while held:
-            first, rest = held[:1], held[1:]
-            again, held = self.feed(rest)
-            masked += first + again
+        masked, _ = self.feed(text.encode("utf-8", "surrogatepass"), ends=True)
         return masked.decode("utf-8", "replace")
 
     def _beginnings(self, data: bytes) -> list[int]:

@@ -58,6 +58,12 @@ _LOCAL = timedelta(seconds=5)
 _FOREVER = timedelta(days=3650)
 _DATABASE_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10))
 _PROVIDER_RETRY = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30))
+# Failures that other hardware would not heal.
+_REASONS_FOR_GOOD = {
+    FailureType.IMAGE_PULL_FAILED.value: Reason.IMAGE_PULL_FAILED,
+    FailureType.BOOTSTRAP_FAILED.value: Reason.BOOTSTRAP_FAILED,
+    FailureType.SECRET_EXPIRED.value: Reason.SECRET_EXPIRED,
+}
 _CAPACITY_PAUSE_SECONDS = (2, 5, 10, 20, 40, 60)
 _LAST_PAUSE = len(_CAPACITY_PAUSE_SECONDS) - 1
 
@@ -358,14 +364,17 @@ class ComputeJob:
 
     async def _allocate_once(self) -> Allocation:
         self._go_on()
-        result: Allocation = await workflow.execute_activity(
-            "allocate",
-            AllocateInput(self._job_id, self._token, self._rejected, self._capacity_until),
-            result_type=Allocation,
-            start_to_close_timeout=timedelta(hours=1),
-            heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
-            retry_policy=_PROVIDER_RETRY,
-        )
+        try:
+            result: Allocation = await workflow.execute_activity(
+                "allocate",
+                AllocateInput(self._job_id, self._token, self._rejected, self._capacity_until),
+                result_type=Allocation,
+                start_to_close_timeout=timedelta(hours=1),
+                heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
+                retry_policy=_PROVIDER_RETRY,
+            )
+        except ActivityError as error:
+            raise _for_good(error) or error from None
         return result
 
     async def _provision(self) -> bool:
@@ -399,10 +408,9 @@ class ComputeJob:
             raise error
         if kind == FailureType.STOPPED:
             raise _RowsDecide
-        if kind == FailureType.IMAGE_PULL_FAILED:
-            raise _JobFailed(Reason.IMAGE_PULL_FAILED, message)
-        if kind == FailureType.BOOTSTRAP_FAILED:
-            raise _JobFailed(Reason.BOOTSTRAP_FAILED, message)
+        failure = _for_good(error)
+        if failure is not None:
+            raise failure
         if kind == FailureType.INSTANCE_GONE:
             await self._fail_attempt(Reason.INSTANCE_LOST, message)
         elif kind == FailureType.LAUNCH_TIMEOUT:
@@ -585,6 +593,14 @@ class ComputeJob:
         if self._deadline is not None:
             lines.append(f"{self._deadline.reason.value} at {self._deadline.at.isoformat()}")
         workflow.set_current_details("\n\n".join(lines))
+
+
+def _for_good(error: ActivityError) -> _JobFailed | None:
+    """The end of the job, where other hardware would change nothing; None otherwise."""
+    cause = error.cause
+    if not isinstance(cause, ApplicationError) or cause.type not in _REASONS_FOR_GOOD:
+        return None
+    return _JobFailed(_REASONS_FOR_GOOD[cause.type], cause.message)
 
 
 def _fenced(error: FailureError) -> bool:

@@ -227,6 +227,7 @@ class FailureType(StrEnum):
     STOPPED = "stopped"
     IMAGE_PULL_FAILED = "image_pull_failed"
     BOOTSTRAP_FAILED = "bootstrap_failed"
+    SECRET_EXPIRED = "secret_expired"  # noqa: S105 - a type of failure, not a secret
     LAUNCH_TIMEOUT = "launch_timeout"
     INSTANCE_GONE = "instance_gone"
     NOT_YET_GONE = "not_yet_gone"

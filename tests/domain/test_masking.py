@@ -67,7 +67,7 @@ def streamed(mask: StreamMask, chunks: list[bytes]) -> bytes:
         masked, held = mask.feed(held + chunk)
         assert b"\n" not in held
         shown += masked
-    return shown + held
+    return shown + mask.feed(held, ends=True)[0]
 
 
 class TestStreams:

@@ -44,7 +44,7 @@ async def test_of_two_workers_creates_for_one_attempt_the_second_answer_is_given
     job = await plane.services.db.read(lambda session: session.get_one(Job, job_id))
     await plane.cloud.hide(late, calls=1, operations=[Operation.FIND])
     other = type(provider)(provider._context, plane.settings.fake_provider_url)  # type: ignore[call-arg, attr-defined]
-    handle = await other.create(instance_spec(plane.context, job, attempt), offer)
+    handle = await other.create(await instance_spec(plane.context, job, attempt), offer)
     await other.close()
 
     def other_worker(session: Session) -> None:

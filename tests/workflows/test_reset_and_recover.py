@@ -196,7 +196,7 @@ async def test_a_second_machine_of_an_attempt_is_deleted_by_the_reconciler(plane
     offer, provider = Offer.model_validate(attempt.offer), plane.context.providers.of("fake")
     job = await plane.services.db.read(lambda session: session.get_one(Job, job_id))
     await plane.cloud.hide(attempt.handle["provider_id"], calls=1, operations=[Operation.FIND])
-    await provider.create(instance_spec(plane.context, job, attempt), offer)
+    await provider.create(await instance_spec(plane.context, job, attempt), offer)
     assert len(await plane.cloud.alive()) == 2
 
     await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "fake")
