@@ -84,7 +84,6 @@ class AllocateActivities:
 
     async def _walk(self, job: Job, request: AllocateInput) -> Allocation:
         await refuse_unlaunchable(self._context, job)
-        await refuse_unlaunchable(self._context, job)
         spec = JobSpec.model_validate(job.spec)
         result, failures = await self._menu(job, spec, request.rejected)
         if not result.offers:
