@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from api import codec, compute, docs, errors, health
+from api import admin, codec, compute, docs, errors, health
 from api.agent import router as agent_router
 from api.boundary import Boundary
 from api.limits import BodyLimits
@@ -26,6 +26,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     errors.install(app)
     app.include_router(compute.router)
+    app.include_router(admin.router)
     app.include_router(health.router)
     app.include_router(codec.router)
     app.include_router(agent_router)

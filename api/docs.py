@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 
+from api import bodies
 from api.compute.requests import JobCreate
 from api.compute.schemas import ErrorEnvelope
 from api.compute.secret_requests import SecretCreate, SecretRotate
@@ -57,7 +58,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas = document["components"]["schemas"]
     # Bodies are read by our own JSON reader, so the framework does not know their models.
-    for model in _DOCUMENTED:
+    for model in (*_DOCUMENTED, *bodies.models()):
         schema = model.model_json_schema(ref_template=_REF)
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema

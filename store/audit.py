@@ -74,15 +74,15 @@ def write(
     session.connection().execute(_INSERT, values)
 
 
-def newest(session: Session, wanted: Filter, *, before: int | None, limit: int) -> list[Entry]:
-    """Up to `limit` entries, the newest first, from the one that follows the entry with id `before`."""
-    query = _entries(*_shape(wanted), continued=before is not None)
-    rows = session.connection().execute(query, {**_values(wanted), "before": before, "count": limit})
+def entries(session: Session, wanted: Filter, *, ascending: bool, after: int | None, limit: int) -> list[Entry]:
+    """Up to `limit` entries in order of their ids, from the one that follows the entry with id `after`."""
+    query = _entries(*_shape(wanted), ascending=ascending, continued=after is not None)
+    rows = session.connection().execute(query, {**_values(wanted), "after": after, "count": limit})
     return [Entry(*row) for row in rows]
 
 
 def count(session: Session, wanted: Filter) -> int:
-    """How many entries `newest` would list in all."""
+    """How many entries `entries` would list in all."""
     query = select(func.count()).select_from(_TABLE).where(*_conditions(*_shape(wanted)))
     return int(session.connection().execute(query, _values(wanted)).scalar_one())
 
@@ -97,11 +97,12 @@ def _shape(wanted: Filter) -> tuple[str, ...]:
 
 
 @cache
-def _entries(*conditions: str, continued: bool) -> Select[Any]:
+def _entries(*conditions: str, ascending: bool, continued: bool) -> Select[Any]:
+    key = _TABLE.c.id
     query = select(*(_TABLE.c[f.name] for f in fields(Entry))).where(*_conditions(*conditions))
     if continued:
-        query = query.where(_TABLE.c.id < bindparam("before"))
-    return query.order_by(_TABLE.c.id.desc()).limit(bindparam("count"))
+        query = query.where(key > bindparam("after") if ascending else key < bindparam("after"))
+    return query.order_by(key if ascending else key.desc()).limit(bindparam("count"))
 
 
 def _conditions(*names: str) -> list[ColumnElement[bool]]:

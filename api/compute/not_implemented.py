@@ -11,9 +11,6 @@ from domain.errors import NotImplementedYet
 router = APIRouter(tags=["Not implemented yet"])
 
 _OPERATIONS = """
-GET    /catalog/offers                   List compute offers
-GET    /catalog/providers                List compute providers
-POST   /catalog/quotes                   Create a quote
 GET    /services                         List services
 POST   /services                         Create a service
 GET    /services/{id}                    Get a service
@@ -30,9 +27,6 @@ GET    /volumes/{id}/attachments         List a volume's attachments
 GET    /pricing                          Get storage pricing
 PUT    /pricing                          Put storage pricing
 GET    /usage                            Get usage
-GET    /tenants                          List tenants
-GET    /tenants/{org_id}                 Get a tenant
-PUT    /tenants/{org_id}                 Put a tenant
 """
 
 
