@@ -3,7 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 
-from sqlalchemy import BigInteger, Column, Index, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Index, String, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
 from store.append_only import append_only
@@ -69,7 +69,8 @@ class BilledResource(SQLModel, table=True):
         Index("ix_billed_window", "org_id", "last_at", "begins_at", "project_id", "resource_type"),
     )
 
-    resource_id: str = Field(primary_key=True)
+    # Ordered by its characters' codes everywhere, as Python orders strings.
+    resource_id: str = Field(sa_column=Column(String(collation="C").with_variant(String(), "sqlite"), primary_key=True))
     resource_type: str
     org_id: str
     project_id: str

@@ -51,7 +51,7 @@ def upgrade() -> None:
 
     op.create_table(
         "billed_resource",
-        sa.Column("resource_id", sa.String(), nullable=False),
+        sa.Column("resource_id", sa.String(collation="C").with_variant(sa.String(), "sqlite"), nullable=False),
         sa.Column("resource_type", sa.String(), nullable=False),
         sa.Column("org_id", sa.String(), nullable=False),
         sa.Column("project_id", sa.String(), nullable=False),
@@ -99,7 +99,7 @@ def upgrade() -> None:
     op.create_table(
         "budgetreservation",
         sa.Column("job_id", sa.String(), nullable=False),
-        sa.Column("usd", sa.Text(), nullable=False),
+        sa.Column("rate_seconds", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("job_id"),
     )
     op.create_table(
