@@ -1,24 +1,26 @@
 """Budgets: the window that one counts in, what draws on it, and the moment at which it has to stop what runs.
 
-A unit of billing belongs to the window in which it begins, so the spend of adjoining windows adds up exactly. Amounts
-inside are (USD per hour) x seconds, as in `domain.money`: dividing by an hour comes last.
+Costs are exact integers here: attos, which are 10^-18 (USD per hour) x seconds, as in `domain.money`. A unit of billing
+belongs to the window in which it begins, so the spend of adjoining windows adds up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from enum import StrEnum
 from zoneinfo import ZoneInfo
 
 from domain.limits import MeteredInstance
-from domain.money import Usd, rate_seconds, usd
+from domain.money import RATE_PLACES, Run, charged_units, runs
 
 DEFAULT_ALERT_PERCENTS = (50, 80, 100)
 EXHAUSTED_PERCENT = 100
-_HOUR = Decimal(3600)
+_USD = Decimal(3600 * 10**RATE_PLACES)
+_EXACT = Context(prec=100)
 _LONGEST = timedelta(days=365 * 100)
 _RESOLUTION = timedelta(microseconds=1)
+_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class BudgetPeriod(StrEnum):
@@ -29,8 +31,8 @@ class BudgetPeriod(StrEnum):
 
 
 class AlertKind(StrEnum):
-    """`threshold`: the spend reached a percentage. `exhausted`: the budget stopped its jobs. `overspent`: the spend is
-    over the amount all the same, as while a provider does not confirm a deletion."""
+    """`threshold`: the spend reached a percentage. `exhausted`: the budget stopped its jobs, or is spent. `overspent`:
+    the spend is over the amount, as while a provider does not confirm a deletion."""
 
     THRESHOLD = "threshold"
     EXHAUSTED = "exhausted"
@@ -44,19 +46,40 @@ class Window:
     start: datetime
     end: datetime | None = None
 
+    def cost(self, billed: Iterable[Run]) -> int:
+        """What the units cost that begin in the window, in attos."""
+        parts = (run.within(self.start, self.end or _NEVER) for run in billed)
+        return sum(part.attos for part in parts if part is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What one job draws on its budgets.
 
-    `instances` are all that were ever billed for it; `pending_usd` is the least cost of attempts that a provider was
-    asked for and has not confirmed. `ended` jobs ask for nothing new: they hold no more than their machines cost.
+    `instances` are all that were ever billed for it; `pending` is the least cost of attempts that a provider was asked
+    for and has not confirmed; both it and what the job has `reserved` are in attos. A job that has `ended` asks for
+    nothing new: it holds no more than its machines cost.
     """
 
-    reserved_usd: Decimal
+    reserved: int = 0
     instances: tuple[MeteredInstance, ...] = ()
-    pending_usd: Decimal = Decimal(0)
+    pending: int = 0
     ended: bool = False
+
+
+def attos_within(usd: Decimal) -> int:
+    """The attos that an amount allows: what is finer than they are is left out."""
+    return int(_EXACT.multiply(usd, _USD).to_integral_value(rounding=ROUND_FLOOR))
+
+
+def attos_for(usd: Decimal) -> int:
+    """The attos that a cost takes: what is finer than they are is counted as one."""
+    return int(_EXACT.multiply(usd, _USD).to_integral_value(rounding=ROUND_CEILING))
+
+
+def rate_seconds_of(attos: int) -> Decimal:
+    """(USD per hour) x seconds, exactly: the form in which attos are stored."""
+    return _EXACT.scaleb(Decimal(attos), -RATE_PLACES)
 
 
 def window_at(period: BudgetPeriod, zone: str, created_at: datetime, now: datetime) -> Window:
@@ -70,49 +93,52 @@ def window_at(period: BudgetPeriod, zone: str, created_at: datetime, now: dateti
     return Window(_first_instant(year, month, zone), _first_instant(*following, zone))
 
 
-def spent(draws: Sequence[Draw], window: Window, now: datetime, settled: Decimal = Decimal(0)) -> Usd:
-    """The exact spend of the window by `now`. `settled` is what is not among the draws, in rate-seconds."""
-    return usd(settled + _sum(draws, lambda i: _within(i, window, i.ended_at or now, by=now)))
+def spent(draws: Sequence[Draw], window: Window, now: datetime, settled: int = 0) -> int:
+    """The spend of the window by `now`, in attos. `settled` is the part that is not among the draws."""
+    return settled + sum(window.cost(i.runs(now)) for i in _instances(draws))
 
 
-def held(draws: Sequence[Draw], window: Window, now: datetime, settled: Decimal = Decimal(0)) -> Usd:
-    """What is not free any more: spend, the margins of what runs, and what live jobs have reserved beyond that."""
-    return usd(settled + sum((_hold(draw, window, now) for draw in draws), Decimal(0)))
+def held(draws: Sequence[Draw], window: Window, now: datetime, settled: int = 0) -> int:
+    """What is not free any more, in attos: spend, the margins of what runs, and what live jobs reserved beyond that."""
+    return settled + sum(hold(draw, window, now) for draw in draws)
 
 
-def hold(draw: Draw, window: Window, now: datetime) -> Usd:
+def hold(draw: Draw, window: Window, now: datetime) -> int:
     """What one job keeps others from spending: the larger of what it reserved and what it costs if stopped now."""
-    return usd(_hold(draw, window, now))
+    cost = draw.pending + sum(_if_stopped_at(i, window, now) for i in draw.instances)
+    if draw.ended:
+        return cost
+    # What it reserved is for all its windows: what the earlier ones have cost is used up.
+    before = Window(datetime.min.replace(tzinfo=UTC), window.start)
+    return max(cost, draw.reserved - sum(before.cost(i.runs(now)) for i in draw.instances))
 
 
 def burn_usd_hr(draws: Sequence[Draw]) -> Decimal:
     """USD per hour of all that is billed now."""
-    live = [i for draw in draws for i in draw.instances if i.ended_at is None]
+    live = [i for i in _instances(draws) if i.ended_at is None]
     return sum((i.prices[-1].usd_per_hour for i in live if i.prices), Decimal(0))
 
 
 def firing_moment(
-    draws: Sequence[Draw], amount_usd: Decimal, window: Window, now: datetime, settled: Decimal = Decimal(0)
+    draws: Sequence[Draw], amount: int, window: Window, now: datetime, settled: int = 0
 ) -> datetime | None:
-    """The latest instant to begin all teardowns so that the spend of the window stays within the amount: there the
-    balance equals the margins of what runs. `now` means: at once. None: not in this window, at today's prices."""
-    pending = sum((draw.pending_usd for draw in draws), Decimal(0)) * _HOUR
+    """The latest instant to begin all teardowns so that the spend of the window stays within the amount (attos): there
+    the balance equals the margins of what runs. `now` means: at once. None: not in this window, at today's prices."""
+    fixed = settled + sum(draw.pending for draw in draws)
 
     def fits(moment: datetime) -> bool:
-        return settled + pending + _sum(draws, lambda i: _stopped_at(i, window, moment)) <= amount_usd * _HOUR
+        return fixed + sum(_if_stopped_at(i, window, moment) for i in _instances(draws)) <= amount
 
     return _latest(fits, draws, window, now)
 
 
 def crossing_moment(
-    draws: Sequence[Draw], threshold_usd: Decimal, window: Window, now: datetime, settled: Decimal = Decimal(0)
+    draws: Sequence[Draw], threshold: int, window: Window, now: datetime, settled: int = 0
 ) -> datetime | None:
-    """The first instant at which the spend of the window is `threshold_usd` or more; `now` when it is already."""
+    """The first instant at which the spend of the window is `threshold` (attos) or more; `now` when it is already."""
 
     def below(moment: datetime) -> bool:
-        return (
-            settled + _sum(draws, lambda i: _within(i, window, i.ended_at or moment, by=moment)) < threshold_usd * _HOUR
-        )
+        return spent(draws, window, moment, settled) < threshold
 
     last = _latest(below, draws, window, now)
     return last if last is None or not below(now) else last + _RESOLUTION
@@ -122,33 +148,18 @@ def _first_instant(year: int, month: int, zone: str) -> datetime:
     return datetime(year, month, 1, tzinfo=ZoneInfo(zone)).astimezone(UTC)
 
 
-def _sum(draws: Sequence[Draw], cost: Callable[[MeteredInstance], Decimal]) -> Decimal:
-    return sum((cost(i) for draw in draws for i in draw.instances), Decimal(0))
+def _instances(draws: Sequence[Draw]) -> Iterable[MeteredInstance]:
+    return (instance for draw in draws for instance in draw.instances)
 
 
-def _hold(draw: Draw, window: Window, now: datetime) -> Decimal:
-    cost = sum((_stopped_at(i, window, now) for i in draw.instances), draw.pending_usd * _HOUR)
-    if draw.ended:
-        return cost
-    # What it reserved pays for all its windows: what earlier ones have cost is used up.
-    before = sum((_until(i, min(window.start, i.ended_at or window.start)) for i in draw.instances), Decimal(0))
-    return max(cost, draw.reserved_usd * _HOUR - before)
-
-
-def _until(instance: MeteredInstance, moment: datetime) -> Decimal:
-    """The cost of the units that begin before `moment`."""
-    return rate_seconds(instance.prices, instance.allocated_at, moment, instance.unit_seconds)
-
-
-def _within(instance: MeteredInstance, window: Window, end: datetime, *, by: datetime | None = None) -> Decimal:
-    """The cost of the units that begin in the window, before the instance's `end`, and by `by`."""
-    last = min(end, by or end, window.end or end)
-    return max(Decimal(0), _until(instance, last) - _until(instance, min(last, window.start)))
-
-
-def _stopped_at(instance: MeteredInstance, window: Window, moment: datetime) -> Decimal:
-    """The cost within the window in the end, if the instance's teardown begins at `moment`."""
-    return _within(instance, window, instance.ended_at or moment + timedelta(seconds=instance.teardown_seconds))
+def _if_stopped_at(instance: MeteredInstance, window: Window, moment: datetime) -> int:
+    """The cost within the window in the end, if the instance's teardown begins at `moment`. One that lives may begin to
+    cost any moment, so it counts from its allocation."""
+    if instance.ended_at is not None:
+        return window.cost(instance.runs(instance.ended_at))
+    end = moment + timedelta(seconds=instance.teardown_seconds)
+    units = charged_units(instance.allocated_at, end, instance.unit_seconds, instance.minimum_seconds)
+    return window.cost(runs(instance.prices, instance.allocated_at, units, instance.unit_seconds))
 
 
 def _latest(holds: Callable[[datetime], bool], draws: Sequence[Draw], window: Window, now: datetime) -> datetime | None:

@@ -12,6 +12,8 @@ from store.db import insert_once, publish
 from store.tables import InboxRow
 
 START, TERMINATE, EXIT, PRICE, CAPACITY = "start", "terminate", "exit", "price", "capacity"
+BUDGET = "budget"
+"""For the budget workflow of an organization: its rows have that workflow's id in place of a job's."""
 TOPIC = "inbox"
 _MOST_CHARACTERS = 500
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    exists,
     func,
     insert,
     select,
@@ -25,7 +26,7 @@ from sqlmodel import SQLModel
 
 from store.columns import UtcDateTime
 from store.job_records import AttemptRecord, EventRecord, JobRecord
-from store.tables import IdempotencyKey, InboxRow, Instance, Job, JobEvent, Organization, PriceRecord, Project
+from store.tables import Budget, IdempotencyKey, InboxRow, Instance, Job, JobEvent, Organization, PriceRecord, Project
 
 
 def _table(model: type[SQLModel]) -> Table:
@@ -63,11 +64,14 @@ KNOWN_KEY = select(_KEYS.c.resource_id, _KEYS.c.fingerprint).where(
 )
 
 
+_HAS_BUDGETS = exists().where(_table(Budget).c.org_id == _ORGANIZATIONS.c.id).label("has_budgets")
+
+
 def _admission(column: str) -> Select[Any]:
     """What a create judges by: the organization, and its project by this column; always one row."""
     of_org = and_(_PROJECTS.c.org_id == _ORGANIZATIONS.c.id, _PROJECTS.c[column] == bindparam(column))
     return (
-        select(_ORGANIZATIONS.c.enabled, _ORGANIZATIONS.c.max_live_jobs, _PROJECTS.c.id, _PROJECTS.c.name)
+        select(_ORGANIZATIONS.c.enabled, _ORGANIZATIONS.c.max_live_jobs, _PROJECTS.c.id, _PROJECTS.c.name, _HAS_BUDGETS)
         .select_from(_ORGANIZATIONS.outerjoin(_PROJECTS, of_org))
         .where(_ORGANIZATIONS.c.id == bindparam("org_id"))
     )

@@ -17,7 +17,7 @@ from domain.ids import JobId, new_id
 from domain.money import PriceInterval, UsdPerHour
 from domain.secrets import Reference
 from domain.states import EventType, JobState
-from store import audit, inbox, secrets, tenants
+from store import audit, budgets, inbox, secrets, tenants
 from store import job_statements as statements
 from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
@@ -73,13 +73,16 @@ def create(session: Session, principal: Principal, new: NewJob, claim: Idempoten
     Raises:
         Conflict: the key was used with another body (`idempotency_conflict`).
         Forbidden: the organization is not enabled (`tenant_disabled`), has as many live jobs as it may
-            (`tenant_limit_reached`), or the project is not the key's.
+            (`tenant_limit_reached`), or the project is not the key's; or a budget has nothing free for it
+            (`budget_exhausted`).
         InvalidRequest: there is no such project, or no such secret.
     """
     known = _claim(session, principal, new.id, claim, now)
     if known is not None:
         return _replay(session, principal, known)
-    project_id, project = _admit(session, principal, new.project)
+    project_id, project, has_budgets = _admit(session, principal, new.project)
+    if has_budgets:
+        budgets.reserve(session, principal, new.id, project_id, new.spec, now)
     values = {
         "id": new.id,
         "org_id": principal.org_id,
@@ -269,16 +272,17 @@ def _made_before(session: Session, principal: Principal, claim: IdempotencyClaim
     return str(resource_id)
 
 
-def _admit(session: Session, principal: Principal, name: str | None) -> tuple[str, str]:
+def _admit(session: Session, principal: Principal, name: str | None) -> tuple[str, str, bool]:
     """The id and name of the named project, or of the one that the key implies, if the organization may have another
-    job. All is judged by the rows as they are now: the principal was read before this transaction."""
+    job; and whether the organization has budgets. All is judged by the rows as they are now: the principal was read
+    before this transaction."""
     if name is None and principal.project_id is not None:
         by = {"id": principal.project_id}
         query = statements.ADMISSION_BY_PROJECT_ID
     else:
         by = {"name": name or DEFAULT_PROJECT}
         query = statements.ADMISSION_BY_PROJECT_NAME
-    [(enabled, max_live_jobs, project_id, project)] = _rows(session, query, org_id=principal.org_id, **by)
+    [(enabled, max_live_jobs, project_id, project, has_budgets)] = _rows(session, query, org_id=principal.org_id, **by)
     tenants.require_enabled(enabled)
     if max_live_jobs is not None:
         tenants.require_room_for_a_job(session, principal.org_id)
@@ -286,7 +290,7 @@ def _admit(session: Session, principal: Principal, name: str | None) -> tuple[st
         raise InvalidRequest(f"project: this organization has no project {name!r}", field="project")
     if principal.project_id not in {None, project_id}:
         raise Forbidden("this API key belongs to another project")
-    return str(project_id), str(project)
+    return str(project_id), str(project), bool(has_budgets)
 
 
 def _scope(principal: Principal) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sqlmodel import Session, col, select
 
 from domain.ids import JobId, new_id
 from domain.states import EventType, JobState, Reason, sources_of
+from store import webhooks
 from store.db import insert_once, is_sqlite, publish
 from store.tables import Job, JobEvent, SecretUse
 
@@ -84,6 +85,8 @@ def transition(
     if loaded is not None:
         for name, value in changes.items():
             set_committed_value(loaded, name, value)
+    if wanted.terminal:
+        webhooks.job_ended(session, job_id, wanted, reason, message, now)
     publish(session, "jobs")
     return Outcome(True, wanted)
 

@@ -36,7 +36,8 @@ class BudgetReservation(SQLModel, table=True):
     """What a job reserved when it was created under at least one budget. What it holds now is derived."""
 
     job_id: str = Field(primary_key=True)
-    usd: Decimal = Field(sa_column=Column(ExactDecimal, nullable=False))
+    rate_seconds: Decimal = Field(sa_column=Column(ExactDecimal, nullable=False))
+    """(USD per hour) x seconds, as costs are: what is derived from them need not be a finite number of USD."""
 
 
 class BudgetAlert(SQLModel, table=True):
@@ -53,5 +54,6 @@ class BudgetAlert(SQLModel, table=True):
     percent: int
     amount_usd: Decimal = Field(sa_column=Column(ExactDecimal, nullable=False))
     spent_usd: Decimal = Field(sa_column=Column(ExactDecimal, nullable=False))
+    """To cents."""
     data: dict[str, Any] = fields.json(nullable=False)
     at: datetime = fields.time(nullable=False)

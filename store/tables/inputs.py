@@ -22,7 +22,7 @@ class InboxRow(SQLModel, table=True):
     id: int | None = fields.serial()
     job_id: str
     kind: str
-    """`start`, `terminate`, `exit`, `price`, `capacity`."""
+    """`start`, `terminate`, `exit`, `price`, `capacity`; `budget`, whose `job_id` is a budget workflow's."""
     dedupe_key: str
     payload: dict[str, Any] = fields.json(nullable=False)
     created_at: datetime = fields.time(nullable=False)
