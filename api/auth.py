@@ -56,6 +56,15 @@ async def authorized_to_write(principal: Annotated[Principal, Depends(authentica
     return principal
 
 
+async def may_read_providers(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
+    """Raises Forbidden but for cluster admins, and for organization admins whose organization is told of providers."""
+    if principal.role.includes(Role.ORG_ADMIN) and principal.sees_providers:
+        return principal
+    if principal.role is Role.ORG_ADMIN:
+        raise Forbidden("this organization is not told which providers there are; ask a cluster administrator")
+    raise Forbidden(f"a key with the role {principal.role} may not do this; it needs {Role.ORG_ADMIN} or more")
+
+
 def _administrating(least: Role, wanted: str) -> Callable[..., Awaitable[Principal]]:
     async def require(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
         if not principal.role.includes(least):
@@ -101,5 +110,6 @@ Reader = Annotated[Principal, Depends(authenticated)]
 OrgAdmin = Annotated[Principal, Depends(_administrating(Role.ORG_ADMIN, f"{Role.ORG_ADMIN} or more"))]
 """Of its own organization; a cluster admin, of all."""
 ClusterAdmin = Annotated[Principal, Depends(_administrating(Role.CLUSTER_ADMIN, Role.CLUSTER_ADMIN))]
+ProviderReader = Annotated[Principal, Depends(may_read_providers)]
 Writer = Annotated[Principal, Depends(authorized_to_write)]
 OnBehalfOf = Annotated[str | None, Depends(on_behalf_of)]

@@ -36,6 +36,8 @@ class Market:
     capabilities: dict[str, Capabilities]
     unreadable: dict[str, str]
     reserved: frozenset[str]
+    observed_at: datetime | None
+    """The oldest of the observations that this rests on; None when there are none."""
 
 
 # Polls ----------------------------------------------------------------------------------------------------------------
@@ -151,6 +153,7 @@ def market(session: Session, accelerator: str, gpu_count: int, now: datetime, va
         capabilities=capabilities,
         unreadable={row.provider: unreadable(row) for row in connections if row.provider not in capabilities},
         reserved=reserved(session),
+        observed_at=min((row.observed_at for row in usable if row.observed_at is not None), default=None),
     )
 
 

@@ -3,13 +3,13 @@
 import base64
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from api.compute.requests import MAX_ENVIRONMENT_NAMES, ComputeRequest, Container, JobCreate, refusal
+from api.compute.requests import MAX_ENVIRONMENT_NAMES, ComputeRequest, Container, JobCreate, PortRequest, refusal
 from api.errors import invalid
 from domain import images, scripts, spec, ssh_keys
 from domain.catalog import BY_NAME, CpuClass
@@ -50,7 +50,7 @@ def admit(body: Any) -> Admitted:
         raise invalid(error) from None
     if request.volumes:
         raise refusal("volumes", "volumes are not supported yet")
-    _check_compute(request.compute)
+    check_compute(request.compute)
     workload = _workload(request.container)
     registry = _registry(request.container)
     placement = request.placement.model_dump() if request.placement else {}
@@ -59,7 +59,7 @@ def admit(body: Any) -> Admitted:
         image=request.container.image,
         compute=spec.ComputeRequest(**request.compute.model_dump()),
         limits=spec.Limits(**(request.limits.model_dump() if request.limits else {})),
-        ports=_ports(request.container),
+        ports=ports_of(request.container.ports),
         placement=spec.Placement(**placement),
         retry=spec.Retry(**(request.retry.model_dump() if request.retry else {})),
         ssh_public_key=None if key is None else ssh_keys.normalise(key, field="access.ssh_public_key"),
@@ -69,7 +69,8 @@ def admit(body: Any) -> Admitted:
     return Admitted(request, job_spec, workload, registry, references(job_spec, workload))
 
 
-def _check_compute(compute: ComputeRequest) -> None:
+def check_compute(compute: ComputeRequest) -> None:
+    """Raises InvalidRequest unless the catalog has what is asked for."""
     entry = BY_NAME.get(compute.accelerator)
     if entry is None:
         raise refusal("compute.accelerator", "is not in the catalog, which GET /catalog/accelerators lists")
@@ -178,11 +179,12 @@ def _registry(container: Container) -> spec.RegistryCredential | None:
     return spec.RegistryCredential(username=credential.username, password=credential.password)
 
 
-def _ports(container: Container) -> tuple[spec.Port, ...]:
+def ports_of(wanted: Sequence[PortRequest]) -> tuple[spec.Port, ...]:
+    """The ports, in the domain's terms. Raises InvalidRequest when two have one name or one number."""
     field = "container.ports"
-    _require_distinct(field, "name", (port.name for port in container.ports))
-    _require_distinct(field, "container_port", (port.container_port for port in container.ports))
-    return tuple(spec.Port(**port.model_dump()) for port in container.ports)
+    _require_distinct(field, "name", (port.name for port in wanted))
+    _require_distinct(field, "container_port", (port.container_port for port in wanted))
+    return tuple(spec.Port(**port.model_dump()) for port in wanted)
 
 
 def _require_distinct(field: str, attribute: str, values: Iterable[Any]) -> None:

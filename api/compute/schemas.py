@@ -283,3 +283,160 @@ class Secret(BaseModel):
 
 class SecretList(Page):
     data: list[Secret]
+
+
+class PriceRange(BaseModel):
+    """USD per hour, of all instances together."""
+
+    min: float
+    max: float
+
+
+class ProviderQuote(BaseModel):
+    provider: str
+    available: bool
+    price_usd_hr: PriceRange | None
+    reason: str | None = Field(default=None, description="Why nothing of this provider is eligible.")
+
+
+class Quote(BaseModel):
+    """An observation of the market; it reserves nothing."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "available": True,
+                "price_usd_hr": {"min": 0.38, "max": 0.69},
+                "observed_at": "2026-07-29T12:00:00Z",
+                "expires_at": None,
+                "providers": [
+                    {"provider": "aws", "available": False, "price_usd_hr": None, "reason": "offers no SSH access"},
+                    {"provider": "runpod", "available": True, "price_usd_hr": {"min": 0.38, "max": 0.69}},
+                ],
+            }
+        }
+    )
+
+    available: bool
+    price_usd_hr: PriceRange | None
+    observed_at: datetime
+    expires_at: datetime | None
+    providers: list[ProviderQuote] | None = Field(
+        default=None, description="Absent where the organization is not told of providers."
+    )
+
+
+class OfferRegion(BaseModel):
+    name: str
+    country: str | None = None
+
+
+class OfferCompute(BaseModel):
+    accelerator: str
+    gpu_count: int
+    gpu_memory_gb: int = Field(description="Of one GPU; 0 for a CPU class.")
+    instance_count: int
+    memory_gb: int
+    vcpus: int
+    ephemeral_disk_gb: int
+    interconnect: str | None = None
+
+
+class OfferCapabilities(BaseModel):
+    custom_image: bool
+    http_ports: bool
+    tcp_ports: bool
+    ssh: bool
+    private_image: bool
+    multi_node: bool
+    managed_service: bool
+    scale_to_zero: bool
+    persistent_volume: bool
+    shared_volume: bool
+    standalone_volume: bool
+
+
+OFFER_CAPABILITIES = tuple(OfferCapabilities.model_fields)
+
+
+class Offer(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "provider": "runpod",
+                "provider_sku": "NVIDIA GeForce RTX 4090",
+                "available": True,
+                "price_usd_hr": 0.44,
+                "observed_at": _TIME,
+                "expires_at": None,
+                "region": {"name": "EU-RO-1", "country": "RO"},
+                "compute": {
+                    "accelerator": "nvidia-rtx-4090-24gb",
+                    "gpu_count": 1,
+                    "gpu_memory_gb": 24,
+                    "instance_count": 1,
+                    "memory_gb": 41,
+                    "vcpus": 6,
+                    "ephemeral_disk_gb": 1000,
+                    "interconnect": "pcie",
+                },
+                "capabilities": {
+                    "custom_image": True,
+                    "http_ports": True,
+                    "tcp_ports": True,
+                    "ssh": True,
+                    "private_image": True,
+                    "multi_node": False,
+                    "managed_service": False,
+                    "scale_to_zero": False,
+                    "persistent_volume": False,
+                    "shared_volume": False,
+                    "standalone_volume": False,
+                },
+                "spot": False,
+            }
+        }
+    )
+
+    provider: str
+    provider_sku: str
+    available: bool
+    price_usd_hr: float
+    observed_at: datetime
+    expires_at: datetime | None
+    region: OfferRegion
+    compute: OfferCompute
+    capabilities: OfferCapabilities
+    spot: bool
+
+
+class OfferList(Page):
+    data: list[Offer]
+
+
+class ProviderHealth(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "provider": "runpod",
+                "healthy": True,
+                "degraded": False,
+                "error": None,
+                "last_poll_at": _TIME,
+                "latency_ms": 412,
+                "offer_count": 118,
+            }
+        }
+    )
+
+    provider: str
+    healthy: bool = Field(description="The last poll succeeded.")
+    degraded: bool = Field(description="The last poll failed; the offers of an earlier one still count.")
+    error: str | None
+    last_poll_at: datetime
+    latency_ms: int
+    offer_count: int = Field(description="How many offers count now.")
+
+
+class ProviderHealthList(Page):
+    data: list[ProviderHealth]

@@ -10,9 +10,11 @@ import pytest
 from meetkai_mka1 import SDK, models
 from meetkai_mka1.errors import SDKDefaultError
 
+from domain.roles import Role
 from domain.states import InstanceState, JobState
 from store.transitions import transition
 from tests.api.conftest import Api
+from tests.api.market import Market
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
 
@@ -55,6 +57,36 @@ async def test_accelerators_are_listed_and_got_by_name(sdk: SDK, call: Caller) -
     assert cpu.vendor is None
     amd = await call(sdk.compute_catalog, "list_accelerators", vendor="amd")
     assert {entry.vendor for entry in amd.data} == {"amd"}
+
+
+async def test_offers_providers_and_quotes(api: Api, call: Caller, factory: Factory) -> None:
+    market = Market(api)
+    market.polled("runpod", market.offer("runpod", "a", interconnect="pcie"), market.offer("runpod", "b", gpu_count=2))
+    market.polled("aws")
+    market.failed("aws", "no answer")
+    with SDK(bearer_auth=factory.key(role=Role.CLUSTER_ADMIN).token, server_url=api.url) as sdk:
+        listed = await call(sdk.compute_catalog, "list_compute_offers", gpu_count=1, available=True, limit=1)
+        assert (listed.total, listed.next_cursor) == (1, None)
+        [offer] = listed.data
+        assert (offer.provider, offer.price_usd_hr, offer.compute.memory_gb) == ("runpod", 0.72, 31)
+        assert offer.capabilities.ssh
+        health = await call(sdk.compute_catalog, "list_compute_providers")
+        assert [(h.provider, h.healthy, h.degraded) for h in health.data] == [
+            ("aws", False, True),
+            ("runpod", True, False),
+        ]
+        quote = await call(
+            sdk.compute_catalog,
+            "create_compute_quote",
+            resource_type="job",
+            compute={**COMPUTE, "accelerator": "nvidia-l4-24gb"},
+            container={"image": CONTAINER["image"], "ports": [{"name": "w", "container_port": 80, "protocol": "http"}]},
+            access={"ssh": True},
+            placement={"strategy": "lowest_cost"},
+        )
+    assert quote.available
+    assert (quote.price_usd_hr.min, quote.price_usd_hr.max, quote.expires_at) == (0.72, 0.72, None)
+    assert [(entry.provider, entry.available) for entry in quote.providers] == [("aws", False), ("runpod", True)]
 
 
 async def test_a_job_is_created_replayed_listed_and_got(sdk: SDK, call: Caller) -> None:
@@ -177,13 +209,6 @@ async def test_a_secret_is_created_used_rotated_and_deleted(
 
 
 NOT_IMPLEMENTED: list[tuple[str, str, dict[str, Any]]] = [
-    ("compute_catalog", "list_compute_offers", {}),
-    ("compute_catalog", "list_compute_providers", {}),
-    (
-        "compute_catalog",
-        "create_compute_quote",
-        {"resource_type": "job", "compute": COMPUTE, "container": {"image": "app"}},
-    ),
     ("compute_services", "list_services", {}),
     ("compute_services", "create_service", {"idempotency_key": "k", "compute": COMPUTE, "container": CONTAINER}),
     ("compute_services", "get_service", {"id": "x"}),
@@ -223,7 +248,8 @@ def test_an_operation_that_is_not_built_answers_501_in_the_envelope(
 
 def test_every_operation_of_the_client_is_driven_here(sdk: SDK) -> None:
     driven = {(group, operation) for group, operation, _ in NOT_IMPLEMENTED}
-    driven |= {("compute_catalog", "list_accelerators"), ("compute_catalog", "get_accelerator")}
+    catalog = "list_accelerators get_accelerator list_compute_offers list_compute_providers create_compute_quote"
+    driven |= {("compute_catalog", operation) for operation in catalog.split()}
     jobs = "list_jobs create_job get_job list_job_events list_job_instances list_job_logs terminate_job"
     driven |= {("compute_jobs", operation) for operation in jobs.split()}
     secrets = (
