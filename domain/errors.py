@@ -8,6 +8,9 @@
     │   ├── Forbidden           403
     │   ├── NotFound            404
     │   ├── Conflict            409
+    │   ├── PreconditionFailed  412
+    │   ├── PreconditionRequired 428
+    │   ├── TooManyRequests     429
     │   └── NotImplementedYet   501
     └── ProviderError           what a backend answered; the closed set that `providers.base` may raise
         ├── NoCapacity, QuotaExceeded            move on to the next offer
@@ -91,6 +94,20 @@ class Conflict(RequestError):
     default_code = "conflict"
 
 
+class PreconditionFailed(RequestError):
+    """412: the version in `If-Match` is not the current one."""
+
+    status = 412
+    default_code = "precondition_failed"
+
+
+class PreconditionRequired(RequestError):
+    """428: the header `If-Match` is wanted."""
+
+    status = 428
+    default_code = "precondition_required"
+
+
 class PayloadTooLarge(RequestError):
     """413: the body is larger than the API takes."""
 
@@ -110,6 +127,17 @@ class NotImplementedYet(RequestError):
 
     status = 501
     default_code = "not_implemented"
+
+
+class TooManyRequests(RequestError):
+    """429: `retry_after_seconds` is when to try again, in whole seconds."""
+
+    status = 429
+    default_code = "rate_limited"
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Unavailable(RequestError):

@@ -156,7 +156,7 @@ def _usages(session: Session, window: Window, live: dict[str, _Live], positions:
         if part is not None:
             seconds[resource_id] += part.seconds
             attos[resource_id] += part.attos
-    names = dict(session.connection().execute(_NAMES, values).tuples().all()) if ids else {}
+    names = {row[0]: row[1] for row in session.connection().execute(_NAMES, values)} if ids else {}
     for resource_at, resource_id in positions:
         more = live.get(resource_id, _Live(resource_at))
         yield Usage(

@@ -2,8 +2,34 @@
 
 from fastapi import APIRouter
 
-from api.compute import accelerators, history, jobs, not_implemented, offers, providers, quotes, rerun, secrets, tenants
+from api.compute import (
+    accelerators,
+    history,
+    jobs,
+    not_implemented,
+    offers,
+    pricing,
+    providers,
+    quotes,
+    rerun,
+    secrets,
+    tenants,
+    usage,
+)
 
 router = APIRouter(prefix="/api/v1/compute")
-for part in (accelerators, offers, providers, quotes, jobs, rerun, history, secrets, tenants, not_implemented):
+for part in (
+    accelerators,
+    offers,
+    providers,
+    quotes,
+    jobs,
+    rerun,
+    history,
+    secrets,
+    tenants,
+    usage,
+    pricing,
+    not_implemented,
+):
     router.include_router(part.router)

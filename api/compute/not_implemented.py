@@ -24,9 +24,6 @@ POST   /volumes                          Create a volume
 GET    /volumes/{id}                     Get a volume
 DELETE /volumes/{id}                     Delete a volume
 GET    /volumes/{id}/attachments         List a volume's attachments
-GET    /pricing                          Get storage pricing
-PUT    /pricing                          Put storage pricing
-GET    /usage                            Get usage
 """
 
 

@@ -208,6 +208,45 @@ async def test_a_secret_is_created_used_rotated_and_deleted(
     assert (await call(sdk.compute_secrets, "list_compute_secrets")).total == 0
 
 
+async def test_usage_is_reported_for_a_window(sdk: SDK, call: Caller, factory: Factory, clock: SettableClock) -> None:
+    job = factory.job(JobState.RUNNING, name="qwen", allocated_at=clock(), started_at=clock())
+    factory.price(factory.instance(job, InstanceState.RUNNING, allocated_at=clock()), "0.44")
+    begin = clock()
+    clock.advance(1560)
+    used = await call(sdk.compute_usage, "get_compute_usage", from_=begin, to=clock(), resource_type="job", limit=10)
+    assert (used.window.from_, used.window.to, used.granularity) == (begin, clock(), "minute")
+    [row] = used.data
+    assert (row.resource_type, row.resource_id, row.name) == ("job", job.id, "qwen")
+    assert (row.billable_seconds, row.accrued_usd) == (1560, 0.19)
+    assert (used.summary.total_usd, used.summary.job_usd, used.summary.service_usd) == (0.19, 0.19, 0)
+    assert (used.next_cursor, used.total, used.volume_usage_complete) == (None, 1, True)
+    assert used.volume_usage_complete_through == clock()
+    assert (used.volume_ledger_granularity, used.volume_allocation) == ("hour", "uniform_proration")
+    assert (await call(sdk.compute_usage, "get_compute_usage")).summary.total_usd == 0.19
+
+
+async def test_storage_prices_are_set_and_got(api: Api, call: Caller, factory: Factory, clock: SettableClock) -> None:
+    admin = factory.key(role=Role.CLUSTER_ADMIN)
+    with SDK(bearer_auth=admin.token, server_url=api.url) as client:
+        with pytest.raises(SDKDefaultError) as caught:
+            await call(client.compute_pricing, "get_pricing")
+        error = models.ComputeErrorEnvelope.model_validate_json(caught.value.body).error
+        assert error.code == "pricing_not_configured"
+        for version, rate in enumerate((0.000137, 1e-18)):
+            put = await call(
+                client.compute_pricing,
+                "put_pricing",
+                idempotency_key=f"k{version}",
+                if_match=str(version),
+                volume_storage_usd_per_gib_hour=rate,
+            )
+            assert put.headers["etag"] == [f'"{version + 1}"']
+            assert (put.result.version, put.result.volume_storage_usd_per_gib_hour) == (version + 1, rate)
+            assert put.result.effective_at == clock().replace(hour=clock().hour + 1)
+        got = await call(client.compute_pricing, "get_pricing")
+        assert (got.headers["etag"], got.result.volume_storage_usd_per_gib_hour) == (['"2"'], 1e-18)
+
+
 NOT_IMPLEMENTED: list[tuple[str, str, dict[str, Any]]] = [
     ("compute_services", "list_services", {}),
     ("compute_services", "create_service", {"idempotency_key": "k", "compute": COMPUTE, "container": CONTAINER}),
@@ -226,13 +265,6 @@ NOT_IMPLEMENTED: list[tuple[str, str, dict[str, Any]]] = [
     ("compute_volumes", "get_standalone_volume", {"id": "x"}),
     ("compute_volumes", "delete_standalone_volume", {"id": "x"}),
     ("compute_volumes", "list_standalone_volume_attachments", {"id": "x"}),
-    ("compute_pricing", "get_pricing", {}),
-    (
-        "compute_pricing",
-        "put_pricing",
-        {"idempotency_key": "k", "if_match": "0", "volume_storage_usd_per_gib_hour": "0.1"},
-    ),
-    ("compute_usage", "get_compute_usage", {}),
 ]
 
 
@@ -258,6 +290,8 @@ def test_every_operation_of_the_client_is_driven_here(sdk: SDK) -> None:
     driven |= {("compute_secrets", operation) for operation in secrets.split()}
     tenants = "list_compute_tenants get_compute_tenant put_compute_tenant"
     driven |= {("compute_tenants", operation) for operation in tenants.split()}
+    driven |= {("compute_usage", "get_compute_usage")}
+    driven |= {("compute_pricing", "get_pricing"), ("compute_pricing", "put_pricing")}
     groups = {group for group, _ in driven}
 
     def operations(group: str) -> set[str]:
