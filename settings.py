@@ -42,6 +42,14 @@ class Settings(BaseSettings):
     api_host: str = Field(default="127.0.0.1", description="Where the public API listens.")
     api_port: int = Field(default=8080, ge=1, le=65535, description="TCP port of the public API.")
     body_timeout_seconds: float = Field(default=30, gt=0, description="A request's body must arrive within this time.")
+    rate_limit_per_second: float = Field(
+        default=500, ge=0, description="Requests of one key that an API process lets through, on average; 0 is all."
+    )
+    rate_limit_burst: int = Field(default=2000, ge=1, description="Requests of one key at once, before the average.")
+    auth_failures_per_second: float = Field(
+        default=5, ge=0, description="Of one address, answered 401 and not 429, on average; 0 is all."
+    )
+    auth_failures_burst: int = Field(default=100, ge=1, description="Of one address at once, before the average.")
     public_url: str | None = Field(default=None, description="Where remote agents reach the API, https://...")
     hf_endpoint: str = Field(
         default="https://huggingface.co", description="Injected into every workload as HF_ENDPOINT."

@@ -11,6 +11,7 @@ from api.services import Services
 from domain.errors import Forbidden, InvalidRequest, NotAuthenticated
 from domain.roles import Role
 from store.access import Principal, authenticate
+from store.vault import hash_token
 
 _bearer = HTTPBearer(auto_error=False, scheme_name="api_key", description="An API key of Headrace, `hr_...`.")
 _TOKEN_LENGTH = 256
@@ -35,18 +36,30 @@ async def authenticated(
 
     Raises:
         NotAuthenticated: there is no key, or one that is unknown, expired or revoked.
+        TooManyRequests: the key's requests, or such failures of the client's address, are too many.
         InvalidRequest: the end user's id is malformed.
     """
+    services = services_of(request)
     if credentials is None:
-        raise NotAuthenticated("an API key is wanted: `Authorization: Bearer <key>`")
+        raise _failure(request, services, "an API key is wanted: `Authorization: Bearer <key>`")
     token = credentials.credentials
-    principal, now = None, services_of(request).clock()
+    principal, now = None, services.clock()
     if len(token) <= _TOKEN_LENGTH:
-        principal = await services_of(request).db.read(lambda session: authenticate(session, token, now))
+        key_hash = hash_token(token)
+        services.rate_limits.request(key_hash)
+        principal = await services.db.read(lambda session: authenticate(session, token, now))
     if principal is None:
-        raise NotAuthenticated("this API key is not known, or was revoked")
+        raise _failure(request, services, "this API key is not known, has expired, or was revoked")
+    services.rate_limits.authenticated(key_hash)
+    services.key_use.note(principal.key_id, now)
     end_user = _end_user(request.headers.get(_ON_BEHALF_OF))
     return replace(principal, on_behalf_of=end_user, request_id=request.state.request_id)
+
+
+def _failure(request: Request, services: Services, message: str) -> NotAuthenticated:
+    """The refusal of a request without a valid key; raises TooManyRequests for an address that has had many."""
+    services.rate_limits.failure(request.client.host if request.client else "")
+    return NotAuthenticated(message)
 
 
 async def authorized_to_write(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from api.encoding import dotted, json_response
-from domain.errors import HeadraceError, InvalidRequest, RequestError, Unavailable
+from domain.errors import HeadraceError, InvalidRequest, RequestError, TooManyRequests, Unavailable
 
 logger = structlog.get_logger(__name__)
 
@@ -47,6 +47,8 @@ def render(error: RequestError, request_id: str) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status == 503:
         headers["Retry-After"] = "1"
+    if isinstance(error, TooManyRequests):
+        headers["Retry-After"] = str(error.retry_after_seconds)
     if error.status in {408, 413}:
         # What is left of the body is not worth reading.
         headers["Connection"] = "close"

@@ -81,6 +81,7 @@ def duties(services: Services) -> list[Coroutine[Any, Any, None]]:
         OrderBoard(services).run(),
         Contacts(services, dispatcher.heartbeat).run(),
         services.logs.run_upkeep(),
+        services.key_use.run(services.db),
     ]
 
 

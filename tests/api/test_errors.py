@@ -44,8 +44,8 @@ class TestEnvelope:
             ("DELETE", "/jobs/job_0000000000000000", 405, "method_not_allowed"),
             ("GET", "/jobs?limit=x", 422, "invalid_request"),
             ("GET", "/catalog/accelerators/tpu", 404, "not_found"),
-            ("GET", "/secrets", 501, "not_implemented"),
-            ("PUT", "/tenants/x", 501, "not_implemented"),
+            ("GET", "/services", 501, "not_implemented"),
+            ("PUT", "/tenants/x", 403, "forbidden"),
             ("GET", "/catalog/accelerators?vendor=intel", 422, "invalid_request"),
         ],
     )
