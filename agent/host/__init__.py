@@ -1,0 +1,66 @@
+"""The host agent: the text that makes of a fresh machine the home of one workload. Cloud-init or SSH runs it.
+
+It is the same bytes on every retry of an attempt, and says nothing of the workload but its image. The bootstrap token
+is the one secret in it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from agent.launch_spec import quote
+
+_END_OF_AGENT = "HEADRACE_AGENT_ENDS"
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """What the host agent is told. `agent` is the agent's own text; `gpu_count` is how many GPUs the machine must show;
+    after `lifetime_seconds` it powers itself off, whatever its workload does."""
+
+    url: str
+    token: SecretStr
+    attempt_id: str
+    image: str
+    agent: str
+    gpu_count: int = 0
+    lifetime_seconds: int = 7 * 24 * 3600
+
+
+def host_script(spec: HostSpec) -> str:
+    """The bash script that root runs on the machine.
+
+    Raises:
+        ValueError: a value has a line break, which the files that the script writes cannot carry; or the agent's text
+            holds the line that ends it.
+    """
+    values = {
+        "hh_url": spec.url.rstrip("/"),
+        "hh_token": spec.token.get_secret_value(),
+        "hh_attempt": spec.attempt_id,
+        "hh_image": spec.image,
+    }
+    for name, value in values.items():
+        if any(character in value for character in '\n\r"\\'):
+            raise ValueError(f"{name} has a line break, a quote or a backslash")
+    if f"\n{_END_OF_AGENT}\n" in f"\n{spec.agent}\n":
+        raise ValueError(f"the agent's text has a line {_END_OF_AGENT}")
+    lines = [
+        "#!/bin/bash",
+        *(f"{name}={quote(value)}" for name, value in values.items()),
+        f"hh_gpus={spec.gpu_count}",
+        f"hh_lifetime_seconds={spec.lifetime_seconds}",
+        "hh_agent() {",
+        f"cat <<'{_END_OF_AGENT}'",
+        spec.agent.removesuffix("\n"),
+        _END_OF_AGENT,
+        "}",
+    ]
+    return "\n".join(lines) + "\n" + _body()
+
+
+@cache
+def _body() -> str:
+    return (Path(__file__).parent / "host.sh").read_text(encoding="utf-8")

@@ -1,0 +1,215 @@
+# The Headrace host agent: makes of a fresh Linux machine the home of one workload, as root, once.
+#
+# The text before this one, put there by `agent.host`, sets hh_url, hh_token, hh_attempt, hh_image, hh_gpus and
+# hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the whole; so does SSH.
+#
+#   arm      a timer that powers the machine off, whatever else happens: the provider deletes what powers itself off
+#   check    the driver, the engine, the container toolkit
+#   pull     the image, with lines of progress to the control plane
+#   run      the agent as the command of a container, and the end of the machine after the end of that
+#
+# What fails is told three times: to the control plane (/fault), to the console, which the provider shows to whoever
+# asks, and by powering off. The token is in no argument: it is in files that only root can read.
+# It needs bash >= 4, curl, coreutils and systemd's shutdown. Every global is named hh_*.
+
+hh_root=${HEADRACE_HOST_ROOT:-}
+hh_dir=$hh_root/run/headrace
+hh_kept=$hh_root/var/lib/headrace
+hh_boot_scripts=$hh_root/var/lib/cloud/scripts/per-boot
+hh_pull_seconds=5 # between two lines of progress
+hh_caps="AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETGID SETUID SYS_CHROOT"
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+hh_post() { # route, text; best effort
+  curl -q -s -f -o /dev/null -K "$hh_dir/curl" --data-binary "$2" "$hh_url/agent/v1/$1"
+}
+
+hh_say() { # a line about the boot
+  printf 'headrace-host: %s\n' "$1"
+  hh_post progress "$1"
+}
+
+hh_fault() { # reason; the end
+  local try
+  printf 'headrace-agent: fault: %s\n' "$1"
+  for try in 1 2 3 4 5; do
+    hh_post fault "$1" && break
+    sleep $((try * 2))
+  done
+  hh_end
+}
+
+hh_end() { # in a minute, in which the console and the last words get out
+  shutdown -P +1 "headrace: the workload of $hh_attempt has ended" </dev/null
+  exit 0
+}
+
+# --- arm --------------------------------------------------------------------------------------------------------------
+
+hh_arm() { # the deadline is kept: a reboot forgets a shutdown that was ordered, and arms it again
+  mkdir -p "$hh_kept" "$hh_boot_scripts"
+  [[ -s $hh_kept/deadline ]] || echo $(($(date +%s) + hh_lifetime_seconds)) >"$hh_kept/deadline"
+  cat >"$hh_boot_scripts/headrace-deadline" <<EOF
+#!/bin/sh
+left=\$((\$(cat "$hh_kept/deadline") - \$(date +%s)))
+[ "\$left" -gt 60 ] || exec shutdown -P now
+exec shutdown -P +\$((left / 60))
+EOF
+  chmod 700 "$hh_boot_scripts/headrace-deadline"
+  "$hh_boot_scripts/headrace-deadline" </dev/null
+}
+
+hh_files() { # what curl and the engine read, on a file system in memory
+  mkdir -p -m 700 "$hh_dir"
+  printf 'header = "Authorization: Bearer %s"\nconnect-timeout = 5\nmax-time = 15\n' "$hh_token" >"$hh_dir/curl"
+  printf 'HEADRACE_TOKEN=%s\nHEADRACE_URL=%s\n' "$hh_token" "$hh_url" >"$hh_dir/env"
+  # The workload's root reads it, and may be mapped to somebody else.
+  hh_agent >"$hh_dir/agent.sh"
+  chmod 755 "$hh_dir/agent.sh"
+}
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+hh_driver() { # the driver shows as many GPUs as were rented; it may load late
+  local try found=0
+  ((hh_gpus)) || return
+  for try in {1..30}; do
+    found=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null | wc -l)
+    ((found >= hh_gpus)) && return
+    sleep 4
+  done
+  command -v nvidia-smi >/dev/null || hh_fault "the machine image has no NVIDIA driver: nvidia-smi is not there"
+  hh_fault "the NVIDIA driver shows $((found)) of $hh_gpus GPUs: $(nvidia-smi -L 2>&1 | head -n 3)"
+}
+
+hh_engine() { # docker answers, installed if need be
+  local try
+  if ! command -v docker >/dev/null; then
+    hh_say "installing docker"
+    hh_install || hh_fault "docker cannot be installed: is there a way out to the distribution's packages?"
+  fi
+  for try in {1..30}; do
+    docker version >/dev/null 2>&1 && return
+    systemctl start docker 2>/dev/null
+    sleep 2
+  done
+  hh_fault "docker does not start: $(docker version 2>&1 | tail -n 1)"
+}
+
+hh_install() {
+  local try
+  for try in 1 2 3; do
+    if command -v apt-get >/dev/null; then
+      # Another apt may be at work in the first minutes of a machine: it is waited for.
+      apt-get -o DPkg::Lock::Timeout=300 -q update &&
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -q -y install docker.io && return
+    else
+      dnf -q -y install docker && return
+    fi
+    sleep 10
+  done
+  return 1
+} >/dev/null 2>&1
+
+hh_toolkit() { # docker can hand GPUs to a container
+  ((hh_gpus)) || return
+  hh_has_toolkit && return
+  command -v nvidia-ctk >/dev/null || hh_fault "the machine image has no NVIDIA container toolkit (nvidia-ctk)"
+  nvidia-ctk runtime configure --runtime=docker >/dev/null 2>&1 && systemctl restart docker
+  hh_engine
+  hh_has_toolkit || hh_fault "docker has no nvidia runtime after nvidia-ctk configured it"
+}
+
+hh_has_toolkit() {
+  [[ $(docker info --format '{{range $name, $_ := .Runtimes}}{{$name}} {{end}}' 2>/dev/null) == *nvidia* ]]
+}
+
+# --- pull -------------------------------------------------------------------------------------------------------------
+
+hh_registry_login() { # the credentials of the image's registry
+  # They are never in this text. An exchange of the token for them will write "$hh_dir/docker/config.json" here; until
+  # there is one, only public images can be pulled.
+  [[ -s $hh_dir/docker/config.json ]] && export DOCKER_CONFIG=$hh_dir/docker
+}
+
+hh_pull() {
+  local try last=
+  hh_registry_login
+  docker image inspect "$hh_image" >/dev/null 2>&1 && return
+  hh_say "pulling $hh_image"
+  for try in 1 2 3 4 5; do
+    hh_pull_once && return
+    case $last in # what no repetition changes
+      *"manifest unknown"* | *"not found"* | *denied* | *unauthorized*) break ;;
+      *"invalid reference"* | *"no matching manifest"* | *"no space left"*) break ;;
+    esac
+    ((try < 5)) && hh_say "pulling $hh_image failed, once more: $last"
+    sleep $((2 ** try))
+  done
+  hh_fault "the image $hh_image cannot be pulled: $last"
+}
+
+hh_pull_once() { # sets `last` to the engine's last line
+  local line layers=0 ready=0 told=$SECONDS rc=1
+  while IFS= read -r line; do
+    case $line in
+      *": Pulling fs layer") layers=$((layers + 1)) ;;
+      *": Already exists") layers=$((layers + 1)) ready=$((ready + 1)) ;;
+      *": Pull complete") ready=$((ready + 1)) ;;
+      "hh_status "*) rc=${line#hh_status } && continue ;;
+      "") continue ;;
+    esac
+    last=${line:0:300}
+    if ((SECONDS - told >= hh_pull_seconds)); then
+      hh_say "pulling $hh_image: $ready of $layers layers"
+      told=$SECONDS
+    fi
+  done < <(docker pull -- "$hh_image" 2>&1; printf '\nhh_status %d\n' $?)
+  ((rc == 0)) || return 1
+  hh_say "pulled $hh_image: $layers layers"
+  return 0
+}
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+hh_run() {
+  local arguments cap memory said status
+  arguments=(run --detach --name "$hh_attempt" --restart=no --cap-drop=ALL)
+  for cap in $hh_caps; do arguments+=(--cap-add="$cap"); done
+  arguments+=(--security-opt=no-new-privileges --pids-limit=32768 --log-driver=json-file --log-opt=max-size=10m)
+  read -r _ memory _ <"$hh_root/proc/meminfo"
+  arguments+=(--shm-size="$((memory / 2))k") # data loaders pass their batches in it
+  ((hh_gpus)) && arguments+=(--gpus=all)
+  arguments+=(--env-file="$hh_dir/env" --volume="$hh_dir/agent.sh:/headrace-agent.sh:ro" --entrypoint=bash)
+  # The machine has no cloud identity, and its metadata do not answer from so far; this also keeps the boot text apart.
+  iptables -w 10 -I DOCKER-USER -d 169.254.169.254 -j DROP 2>/dev/null
+  hh_say "starting the container"
+  if ! said=$(docker "${arguments[@]}" "$hh_image" /headrace-agent.sh 2>&1 >/dev/null); then
+    hh_fault "the container does not start: ${said: -300}"
+  fi
+  status=$(docker wait "$hh_attempt")
+  printf 'headrace-host: the container ended with %s\n' "$status"
+  # Only the agent's own words: what the workload prints goes to the control plane.
+  [[ $status == 0 ]] || docker logs --tail 20 "$hh_attempt" 2>&1
+  hh_end
+}
+
+hh_main() {
+  umask 077
+  export PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+  hh_arm
+  hh_files
+  hh_driver
+  hh_engine
+  hh_toolkit
+  hh_pull
+  hh_run
+}
+
+if [[ ${1:-} != run ]] && command -v systemd-run >/dev/null; then
+  # A boot ends when its scripts have: the work goes on as a unit of its own, whose words go to the console.
+  exec systemd-run --unit=headrace-host -p StandardOutput=journal+console -p StandardError=journal+console \
+    /bin/bash "$0" run
+fi
+hh_main
