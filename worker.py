@@ -26,6 +26,7 @@ from temporalio.worker import Worker
 
 import observability
 from activities.allocate import AllocateActivities
+from activities.budgets import BudgetActivities
 from activities.context import Context
 from activities.deallocate import DeallocateActivities
 from activities.housekeeping import HousekeepingActivities
@@ -44,6 +45,7 @@ from store import bootstrap, liveness
 from store.stores import open_stores
 from store.temporal import connect
 from store.vault import Vault
+from workflows.budget import Budget
 from workflows.compute_job import ComputeJob
 from workflows.contract import HOUSEKEEPING, POLL_OFFERS, RECONCILE
 from workflows.deallocation import Deallocation
@@ -53,7 +55,7 @@ from workflows.recover import Recover
 
 log = structlog.get_logger()
 
-WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping, PollOffers)
+WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping, PollOffers, Budget)
 
 _BEAT_SECONDS = 2.0
 _RETRY_SECONDS = 5.0
@@ -80,6 +82,7 @@ def activities_of(context: Context) -> list[Callable[..., Awaitable[Any]]]:
         deallocate.confirm_absence,
         ReconcileActivities(context).reconcile_connection,
         HousekeepingActivities(context).keep_house,
+        BudgetActivities(context).review_budgets,
         OffersActivities(context).poll_offers,
     ]
 

@@ -34,9 +34,10 @@ from domain.placement import Menu, Refusal, menu, only_too_dear, reason_details
 from domain.spec import JobSpec
 from domain.states import JobState, Reason
 from providers.base import Handle, OfferQuery, Provider
-from store import attempts, slots
+from store import attempts, budgets, slots
 from store import offers as offer_cache
 from store.attempts import OfferTaken
+from store.budgets import BudgetSpent
 from store.slots import SlotsTaken
 from store.tables import ConnectionHealth, Instance, Job
 from workflows.contract import AllocateInput, Allocation, AllocationOutcome, Deadline
@@ -104,6 +105,7 @@ class AllocateActivities:
         until = asyncio.get_running_loop().time() + wait_seconds
         offers: Sequence[Offer] = result.offers
         last: ProviderError | None = None
+        broke: BudgetSpent | None = None
         refused: dict[str, Refusal] = {}
         blocked: set[str] = set()
         with self._context.slots.place() as waiter:
@@ -116,6 +118,10 @@ class AllocateActivities:
                     minted = await self._mint(job, request, offer, line_up=remaining <= 0)
                     if minted is None:
                         return Allocation(AllocationOutcome.STOPPED)
+                    if isinstance(minted, BudgetSpent):
+                        broke = minted
+                        refused[offer.provider] = Refusal(offer.provider, minted.message)
+                        continue
                     if isinstance(minted, SlotsTaken | OfferTaken):
                         last = NoCapacity(minted.message)
                         refused[offer.provider] = Refusal(offer.provider, minted.message)
@@ -132,6 +138,10 @@ class AllocateActivities:
                         continue
                     if allocation is not None:
                         return allocation
+                if broke is not None and last is None:
+                    return Allocation(
+                        AllocationOutcome.IMPOSSIBLE, reason=Reason.BUDGET_EXHAUSTED, message=broke.message
+                    )
                 if not full or remaining <= 0:
                     return _exhausted(last, [*refused.values(), *result.refusals], in_line=bool(full))
                 offers = full
@@ -203,16 +213,20 @@ class AllocateActivities:
 
     async def _mint(
         self, job: Job, request: AllocateInput, offer: Offer, *, line_up: bool
-    ) -> Instance | SlotsTaken | OfferTaken | None:
+    ) -> Instance | SlotsTaken | OfferTaken | BudgetSpent | None:
         """The attempt's row. None: stop. With `line_up`, who finds all slots taken is told of the next free one."""
         provider = self._context.providers.of(offer.connection_id)
         single_tenant = provider.capabilities.shared_host and not self._context.settings.local_multi_tenant
 
-        def mint(session: Session) -> Instance | SlotsTaken | OfferTaken | None:
+        drain = self._context.settings.terminate_drain_seconds
+
+        def mint(session: Session) -> Instance | SlotsTaken | OfferTaken | BudgetSpent | None:
             row = fenced_job(session, request.job_id, request.token)
             if JobState(row.state) is not JobState.ALLOCATING:
                 return None
             now = self._context.clock()
+            if (spent := budgets.refusal(session, row, offer, now, drain)) is not None:
+                return spent
             minted = attempts.mint(session, row, offer, now, slots=provider.slots, single_tenant=single_tenant)
             if isinstance(minted, SlotsTaken) and line_up:
                 slots.line_up(session, row)
@@ -356,10 +370,14 @@ class AllocateActivities:
             spec.limits.max_cost_usd,
             offer.terms.minimum_seconds,
         )
+        if not too_dear and price > offer.price_usd_hr:
+            drain = self._context.settings.terminate_drain_seconds
+            too_dear = await self._context.db.read(lambda session: budgets.overdrawn(session, job, now, drain))
         if not too_dear:
             return await self._allocation(job, instance, offer)
         message = (
-            f"the create answer's price of {price} USD/h breaks the job's limits (offered at {offer.price_usd_hr})"
+            f"the create answer's price of {price} USD/h, offered at {offer.price_usd_hr}, breaks the job's limits or"
+            " its budget"
         )
 
         def reject(session: Session) -> None:

@@ -1,4 +1,5 @@
-"""Finds rows that should have a workflow and have none: `Recover` is started for jobs, `Deallocation` for attempts.
+"""Finds rows that should have a workflow and have none: `Recover` is started for jobs, `Deallocation` for attempts,
+`Budget` for organizations with budgets.
 
 A workflow may be terminated from outside, be past its retention, or be gone with Temporal's database. What a job or an
 attempt still costs then must end all the same.
@@ -15,11 +16,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.context import Context, log
 from domain.states import TERMINAL
-from store.tables import Instance, Job
+from store.budget_inbox import budget_workflow_id
+from store.tables import Budget, Instance, Job
 from workflows.contract import (
+    BUDGET,
     COMPUTE_JOB,
     DEALLOCATION,
     RECOVER,
+    BudgetInput,
     DeallocationInput,
     JobInput,
     deallocation_id,
@@ -33,11 +37,13 @@ _BATCH = 500
 
 
 async def sweep(context: Context, client: Client) -> list[str]:
-    """One look; answers the jobs for which `Recover` was started, and the attempts whose deletion was started anew.
+    """One look; answers the jobs for which `Recover` was started, the attempts whose deletion was started anew, and the
+    organizations whose budgets were unattended.
 
     Only jobs marked started are looked at: a start that was never delivered is the dispatcher's.
     """
-    return await _recover_jobs(context, client) + await _resume_deletions(context, client)
+    recovered = await _recover_jobs(context, client) + await _resume_deletions(context, client)
+    return recovered + await _resume_budgets(context, client)
 
 
 async def _recover_jobs(context: Context, client: Client) -> list[str]:
@@ -55,6 +61,18 @@ async def _resume_deletions(context: Context, client: Client) -> list[str]:
     for attempt_id in await _without_workflow(client, DEALLOCATION, {deallocation_id(each): each for each in suspects}):
         await _delete(client, context, suspects[attempt_id])
         resumed.append(attempt_id)
+    return resumed
+
+
+async def _resume_budgets(context: Context, client: Client) -> list[str]:
+    settled = col(Budget.created_at) < context.clock() - _SETTLING
+    query = select(Budget.org_id).where(settled).distinct()
+    organizations = await context.db.read(lambda session: session.exec(query).all())
+    wanted = {budget_workflow_id(org_id): org_id for org_id in organizations}
+    resumed = await _without_workflow(client, BUDGET, wanted)
+    for org_id in resumed:
+        log.error("budget_unattended", org_id=org_id)
+        await _start(client, context, BUDGET, BudgetInput(org_id), budget_workflow_id(org_id))
     return resumed
 
 

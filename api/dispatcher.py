@@ -28,8 +28,17 @@ from api.services import Services
 from domain.spec import JobSpec
 from observability import use_trace_context
 from store import inbox
+from store.budget_inbox import organization_of
 from store.tables import InboxRow, Instance, Job
-from workflows.contract import COMPUTE_JOB, JobInput, StreamOutcome, StreamResult, TerminateSignal
+from workflows.contract import (
+    BUDGET,
+    COMPUTE_JOB,
+    BudgetInput,
+    JobInput,
+    StreamOutcome,
+    StreamResult,
+    TerminateSignal,
+)
 
 log = structlog.get_logger()
 
@@ -156,6 +165,8 @@ class Dispatcher:
             await _signal(client, row.job_id, "price_changed")
         elif row.kind == inbox.CAPACITY:
             await _signal(client, row.job_id, "capacity_freed")
+        elif row.kind == inbox.BUDGET:
+            await self._tell_budget(client, row.job_id)
         elif row.kind == inbox.EXIT:
             await self._complete_stream(client, row)
         else:
@@ -181,6 +192,19 @@ class Dispatcher:
                 ),
                 rpc_timeout=_RPC_TIMEOUT,
             )
+
+    async def _tell_budget(self, client: Client, workflow_id: str) -> None:
+        """Tells the organization's budget workflow, and starts it where none runs."""
+        await client.start_workflow(
+            BUDGET,
+            BudgetInput(organization_of(workflow_id)),
+            id=workflow_id,
+            task_queue=self._services.settings.task_queue,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            start_signal="changed",
+            static_summary=f"budgets of {organization_of(workflow_id)}",
+            rpc_timeout=_RPC_TIMEOUT,
+        )
 
     async def _complete_stream(self, client: Client, row: InboxRow) -> None:
         """Completes the open `stream_logs`. Where none is open, the next one reads the exit row before it waits."""

@@ -70,6 +70,13 @@ class BudgetStatus:
     """Of this window, oldest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """Why an attempt was not minted: a budget has too little left for the offer."""
+
+    message: str
+
+
 # Making and reading --------------------------------------------------------------------------------------------------
 
 
@@ -222,18 +229,29 @@ def reserve(
     session.add(BudgetReservation(job_id=job_id, rate_seconds=rate_seconds_of(reserved)))
 
 
-def affords(session: Session, job: Job, offer: Offer, now: datetime, drain_seconds: float) -> bool:
-    """Whether the job's budgets leave room for the least that the offer costs, beside what other jobs hold and what the
-    job's own machines cost. The answer stands until the transaction ends: with the attempt minted in it, the room is
-    taken."""
-    owner = session.exec(select(ApiKey.owner).where(ApiKey.id == job.key_id)).first() or ""
-    budgets = _applying(session, job.org_id, job.project_id, owner)
+def refusal(session: Session, job: Job, offer: Offer, now: datetime, drain_seconds: float) -> BudgetSpent | None:
+    """None when the job's budgets leave room for the least that the offer costs, beside what other jobs hold and what
+    the job's own machines cost. Whoever mints the attempt in the same transaction has taken that room."""
+    budgets = _drawn_on(session, job)
     if not budgets:
-        return True
+        return None
     _lock(session, job.org_id)
     accounts = budget_draws.accounts(session, job.org_id, budgets, now, drain_seconds)
     least = least_cost_of(offer, drain_seconds)
-    return all(least <= _room(account, job.id, now) for account in accounts)
+    for account in accounts:
+        room = _room(account, job.id, now)
+        if room < least:
+            return BudgetSpent(
+                f"{offer.provider_sku} costs {cents_of(least)} USD at least, and the {account.budget.period} budget has"
+                f" {cents_of(max(room, 0))} USD left for this job"
+            )
+    return None
+
+
+def overdrawn(session: Session, job: Job, now: datetime, drain_seconds: float) -> bool:
+    """Whether what the job's machines cost, stopped now, is more than its budgets leave beside what other jobs hold."""
+    accounts = budget_draws.accounts(session, job.org_id, _drawn_on(session, job), now, drain_seconds)
+    return any(_room(account, job.id, now) < 0 for account in accounts)
 
 
 def _room(account: Account, job_id: str, now: datetime) -> int:
@@ -272,6 +290,11 @@ def _exhausted(account: Account, free: int, least: int, now: datetime) -> Forbid
 def shown(amount_usd: Decimal) -> str:
     """An amount in its own digits, for sentences."""
     return format(amount_usd, "f")
+
+
+def _drawn_on(session: Session, job: Job) -> list[Budget]:
+    owner = session.exec(select(ApiKey.owner).where(ApiKey.id == job.key_id)).first() or ""
+    return _applying(session, job.org_id, job.project_id, owner)
 
 
 def _applying(session: Session, org_id: str, project_id: str, owner: str) -> list[Budget]:

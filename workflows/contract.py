@@ -16,6 +16,7 @@ RECOVER = "Recover"
 RECONCILE = "Reconcile"
 HOUSEKEEPING = "Housekeeping"
 POLL_OFFERS = "PollOffers"
+BUDGET = "Budget"
 
 
 def deallocation_id(attempt_id: str) -> str:
@@ -198,6 +199,20 @@ class DeallocationInput:
 @dataclass(frozen=True)
 class Deallocated:
     gone: bool
+
+
+@dataclass(frozen=True)
+class BudgetInput:
+    org_id: str
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """Answer of `review_budgets`. `next_at`: when a budget will have something to do, if nothing changes."""
+
+    budgets: int
+    next_at: datetime | None
+    stopped_jobs: int = 0
 
 
 @dataclass(frozen=True)
