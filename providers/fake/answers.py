@@ -106,6 +106,8 @@ class OfferItem(BaseModel):
     unit_seconds: int
     teardown_seconds: float
     spot: bool
+    exclusive: bool = False
+    zone: str | None = None
     available: bool
 
 

@@ -214,9 +214,7 @@ def _page(rows: list[JsonBody], fault: Fault, following: str | None) -> JsonBody
 
 
 def _offer_json(cloud: Cloud, offer: CloudOffer) -> JsonBody:
-    free = offer.capacity is None or sum(i.offer.id == offer.id and not i.gone for i in cloud.instances()) < (
-        offer.capacity
-    )
+    free = offer.most is None or sum(i.offer.id == offer.id and not i.gone for i in cloud.instances()) < offer.most
     return {**offer.model_dump(mode="json", exclude={"capacity", "sub_resources"}), "available": free}
 
 

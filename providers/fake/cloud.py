@@ -43,13 +43,21 @@ class CloudOffer(BaseModel):
     disk_gb: int = 1000
     interconnect: str | None = None
     region: str = "fake-1"
+    zone: str | None = None
     price_usd_hr: Decimal
     unit_seconds: Literal[1, 60] = 1
     teardown_seconds: float = 1
     spot: bool = False
     capacity: int | None = None
+    exclusive: bool = False
+    """One machine, as on a marketplace."""
     sub_resources: tuple[str, ...] = ()
     """Types of what is made before each instance, and has to be deleted with it: `disk`, `nic`."""
+
+    @property
+    def most(self) -> int | None:
+        """How many instances may live at once."""
+        return 1 if self.exclusive else self.capacity
 
 
 DEFAULT_OFFERS = (
@@ -167,7 +175,7 @@ class Cloud:
             return twin
         if twin is not None and self.settings.dedupe == "conflict":
             raise Refused(409, "name_in_use", f"the name {name} is in use", resource_id=twin.id)
-        if offer.capacity is not None and self._occupied(offer) >= offer.capacity:
+        if offer.most is not None and self._occupied(offer) >= offer.most:
             raise Refused(409, "no_capacity", f"no {offer.id} is free")
         held = [self._sub_resource(name, labels, type_) for type_ in offer.sub_resources]
         if fault.stage == "resources" and fault.answer is not None:

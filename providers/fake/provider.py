@@ -280,6 +280,8 @@ class FakeProvider:
             ephemeral_disk_gb=item.disk_gb,
             interconnect=Interconnect(item.interconnect) if item.interconnect else None,
             region=item.region,
+            zone=item.zone,
+            exclusive=item.exclusive,
             price_usd_hr=item.price_usd_hr,
             price_source="api",
             pricing_model=PricingModel.INSTANCE_SECONDS if seconds else PricingModel.INSTANCE_MINUTES,

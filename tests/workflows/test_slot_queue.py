@@ -48,7 +48,7 @@ async def test_a_crowd_goes_through_one_slot_without_a_pause(plane: ControlPlane
     plane.context.slots = SlotQueue(most=2)
     (provider,) = plane.context.providers.by_connection.values()
     provider.slots = 1  # type: ignore[misc]
-    jobs = [await plane.fake() for _ in range(8)]
+    jobs = [await plane.fake(placement={"capacity_wait_seconds": 60}) for _ in range(8)]
     async with asyncio.timeout(30):
         for job_id in jobs:
             assert (await plane.until_terminal(job_id))["state"] == JobState.SUCCEEDED
