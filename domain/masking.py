@@ -13,6 +13,7 @@ MIN_MASKED_CHARACTERS = 6
 _SHORTEST_ENCODED = 6
 # What the tools that encode break their lines at: base64(1) and PEM.
 _LINE_LENGTHS = (76, 64)
+_LONGEST_WRAPPED = 8192
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
@@ -94,7 +95,7 @@ def _line_forms(secret: str) -> set[str]:
         forms |= {form for form in _forms(secret) if "\n" not in form and "\r" not in form}
         encoded = base64.b64encode(secret.encode()).decode()
         for length in _LINE_LENGTHS:
-            if len(encoded) > length:
+            if length < len(encoded) <= _LONGEST_WRAPPED:
                 forms |= {encoded[at : at + length] for at in range(0, len(encoded), length)}
     for line in secret.splitlines():
         forms |= {line, line.strip()}

@@ -29,6 +29,7 @@ from settings import Settings
 from store.db import Database
 from store.lifecycle import request_termination
 from store.logs.blobs import open_blob_store
+from store.logs.output_mask import OutputMask
 from store.logs.store import Ack, LogLine, LogStore
 from store.tables import Instance, Job, JobEvent, LogStream
 from store.vault import Vault
@@ -44,10 +45,17 @@ class RecordingLogs(LogStore):
         self.accepted: dict[tuple[str, str], bytearray] = {}
 
     def append_chunk(
-        self, session: Session, instance: Instance, stream: str, offset: int, data: bytes, now: datetime
+        self,
+        session: Session,
+        instance: Instance,
+        stream: str,
+        offset: int,
+        data: bytes,
+        now: datetime,
+        mask: OutputMask | None = None,
     ) -> Ack:
         before = self.acked(session, instance.id)[stream]
-        ack = super().append_chunk(session, instance, stream, offset, data, now)
+        ack = super().append_chunk(session, instance, stream, offset, data, now, mask)
         if ack.offset > before:
             self.accepted.setdefault((instance.id, stream), bytearray()).extend(data[before - offset :])
         return ack

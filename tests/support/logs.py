@@ -1,6 +1,7 @@
 """A shipper of log bytes, and whole traversals of a log."""
 
 from store.db import Database
+from store.logs.output_mask import OutputMask
 from store.logs.store import LogLine, LogStore
 from store.tables import Instance
 from tests.support.clock import SettableClock
@@ -12,6 +13,7 @@ class LogWriter:
     def __init__(self, database: Database, logs: LogStore, instance: Instance, clock: SettableClock) -> None:
         self.database, self.logs, self.instance, self.clock = database, logs, instance, clock
         self.offsets = {"stdout": 0, "stderr": 0}
+        self.mask: OutputMask | None = None
 
     def send(self, data: bytes, stream: str = "stdout") -> None:
         ack = self.send_at(self.offsets[stream], data, stream)
@@ -21,7 +23,7 @@ class LogWriter:
     def send_at(self, offset: int, data: bytes, stream: str = "stdout") -> bool:
         """Says whether it was refused as a gap."""
         return self.database.run_write(
-            lambda s: self.logs.append_chunk(s, self.instance, stream, offset, data, self.clock())
+            lambda s: self.logs.append_chunk(s, self.instance, stream, offset, data, self.clock(), self.mask)
         ).gap
 
     def system(self, *messages: str, rank: int | None = None) -> None:
