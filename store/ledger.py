@@ -5,7 +5,7 @@ written is never computed again: a report of days that are over reads rows that 
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col, select
 
+from domain.ledger import day_of, unwritten
 from domain.money import RATE_PLACES, Run
 from store.db import is_sqlite
 from store.meters import meters_of
@@ -39,13 +40,8 @@ def close(session: Session, instance: Instance, now: datetime, until: datetime |
         return 0
     session.flush()
     meter = meters_of(session, [instance])[instance.id]
-    begin = written_through(session, [instance.id]).get(instance.id, meter.allocated_at)
-    parts = [
-        day
-        for run in meter.runs(now)
-        if (rest := run.within(begin, run.ends_at if until is None else until)) is not None
-        for day in rest.by_day()
-    ]
+    through = written_through(session, [instance.id]).get(instance.id)
+    parts = list(unwritten(meter, now, through, until))
     if parts:
         _write(session, instance, parts, now)
     return len(parts)
@@ -56,7 +52,7 @@ def close_days(session: Session, instance_ids: Sequence[str], now: datetime) -> 
 
     Each is locked, job first, in the order of the jobs, as everywhere.
     """
-    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    midnight = day_of(now)
     query = select(Instance.job_id, Instance.id).where(col(Instance.id).in_(instance_ids))
     written = 0
     for job_id, instance_id in sorted(session.exec(query).all()):
@@ -69,7 +65,7 @@ def close_days(session: Session, instance_ids: Sequence[str], now: datetime) -> 
 
 def unclosed(session: Session, now: datetime) -> list[str]:
     """The live instances of which a day that is over is not all in the ledger."""
-    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    midnight = day_of(now)
     query = select(Instance.id).where(
         col(Instance.confirmed_absent_at).is_(None),
         col(Instance.allocated_at).is_not(None),
