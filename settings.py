@@ -137,6 +137,14 @@ class Settings(BaseSettings):
         default=3600, gt=0, description="How often old logs and bookkeeping rows are deleted."
     )
 
+    webhook_retry_seconds: float = Field(
+        default=10, gt=0, description="Until a webhook's delivery is tried again; doubles with each try, for a day."
+    )
+    egress_allowed_networks: str = Field(
+        default="",
+        description="CIDRs that users' addresses (webhooks) may lead to though they are not public, comma-separated.",
+    )
+
     log_retention_days: float = Field(default=7, gt=0, description="Older log lines are deleted.")
     log_max_bytes: int = Field(
         default=104_857_600, gt=0, description="Per job, a line counting as its text plus 400 bytes."

@@ -22,6 +22,7 @@ from api.app import create_app
 from api.connections import AgentProtocol, BoundedProtocol
 from api.dispatcher import Dispatcher
 from api.services import Services
+from api.webhook_delivery import WebhookSender
 from domain.clock import utc_now
 from domain.ids import new_id
 from settings import Settings
@@ -81,6 +82,7 @@ def duties(services: Services) -> list[Coroutine[Any, Any, None]]:
         OrderBoard(services).run(),
         Contacts(services, dispatcher.heartbeat).run(),
         services.logs.run_upkeep(),
+        WebhookSender(services).run(),
         services.key_use.run(services.db),
     ]
 
