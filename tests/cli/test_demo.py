@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -44,6 +46,16 @@ def test_it_trains_prints_the_bill_and_leaves_a_data_directory_that_goes_on(tmp_
     assert f"`headrace up --data-dir {tmp_path / 'd'}` starts it again" in said
     with stack(tmp_path / "d"):
         assert "demo-train-char-lm" in headrace("job", "list", "--data-dir", tmp_path / "d").out
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path: Path) -> Iterator[None]:
+    """Ends what a failed test leaves: a stack that is killed leaves its workload running, as it should."""
+    yield
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(tmp_path) in word for word in process.cmdline()):
+                process.kill()
 
 
 def test_an_interrupt_ends_the_job_and_the_stack(tmp_path: Path, headrace: Headrace):
