@@ -129,6 +129,11 @@ def health(session: Session) -> list[ConnectionHealth]:
     return list(session.exec(select(ConnectionHealth).order_by(col(ConnectionHealth.connection_id))).all())
 
 
+def providers(session: Session) -> frozenset[str]:
+    """The names of all that were ever connected and are not forgotten."""
+    return frozenset(session.exec(select(ConnectionHealth.provider)).all())
+
+
 def blocked(session: Session) -> dict[str, ConnectionHealth]:
     """The connections of which nothing is asked for now."""
     found = session.exec(select(ConnectionHealth).where(col(ConnectionHealth.blocked).is_(True))).all()

@@ -10,6 +10,7 @@ from sqlmodel import Session
 
 from api.auth import OnBehalfOf, Reader, ServicesOf
 from api.compute import render
+from api.compute.anonymity import veil_of
 from api.compute.documentation import errors
 from api.compute.jobs import JobIdParameter, no_job, require_job_id
 from api.compute.schemas import EventList, InstanceList, LogList
@@ -70,7 +71,8 @@ async def list_job_events(
 
     _, (found, total) = await _read_of(services, principal, job_id, read)
     next_cursor = traversal.cursor(found[limit - 1].seq) if len(found) > limit else None
-    return json_response(page([render.event(record) for record in found[:limit]], next_cursor, total))
+    veil = await veil_of(services, principal, job_id)
+    return json_response(page([veil.event(render.event(record)) for record in found[:limit]], next_cursor, total))
 
 
 @router.get(
@@ -96,7 +98,8 @@ async def list_job_instances(
 
     _, (found, total) = await _read_of(services, principal, job_id, read)
     next_cursor = traversal.cursor(found[limit - 1].number) if len(found) > limit else None
-    return json_response(page([render.instance(record) for record in found[:limit]], next_cursor, total))
+    veil = await veil_of(services, principal, job_id)
+    return json_response(page([veil.instance(render.instance(record)) for record in found[:limit]], next_cursor, total))
 
 
 @router.get("/logs", summary="List a job's log lines", response_model=LogList, responses=errors(400, 404, 422))
@@ -132,7 +135,8 @@ async def list_job_logs(
     if wait and not found.lines and order == "asc":
         found = await _wait_for_lines(services, principal, job_id, read, wait)
     next_cursor = None if found.next_after is None else traversal.cursor(found.next_after)
-    return json_response(page([render.log(line) for line in found.lines], next_cursor, found.total))
+    veil = await veil_of(services, principal, job_id)
+    return json_response(page([veil.log(render.log(line)) for line in found.lines], next_cursor, found.total))
 
 
 def _seq_of(log_id: str, order: str, cursor: str | None) -> int:

@@ -11,6 +11,7 @@ from sqlmodel import Session
 from api.auth import OnBehalfOf, Reader, ServicesOf, Writer
 from api.compute import render
 from api.compute.admission import Admitted, admit
+from api.compute.anonymity import veil_of
 from api.compute.documentation import errors
 from api.compute.requests import EXAMPLE_JOB
 from api.compute.schemas import Job, JobList
@@ -85,7 +86,10 @@ async def create_job(
     now = services.clock()
 
     created = await services.db.write(lambda session: jobs.create(session, principal, new, claim, now))
-    return json_response(render.job(created.job, now), 200 if created.replayed else 201)
+    if not created.replayed:
+        return json_response(render.job(created.job, now), 201)
+    veil = await veil_of(services, principal)
+    return json_response(veil.job(render.job(created.job, now), created.job))
 
 
 @router.get("", summary="List jobs", response_model=JobList, responses=errors(400, 422))
@@ -102,7 +106,9 @@ async def list_jobs(
     position = traversal.position(cursor)
     before = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
 
-    kept = render.settled()
+    veil = await veil_of(services, principal)
+    # What is kept names providers.
+    kept = {} if veil.drawn else render.settled()
 
     def read(session: Session) -> tuple[list[JobRecord], int]:
         found = jobs.newest(session, principal, state=state, before=before, limit=limit + 1, known=kept)
@@ -113,9 +119,11 @@ async def list_jobs(
     next_cursor = None
     if len(found) > limit:
         next_cursor = traversal.cursor([(shown[-1].created_at - _EPOCH) // _MICROSECOND, shown[-1].id])
-    return json_response(
-        page([kept.get(record.id) or render.listed(record, now) for record in shown], next_cursor, total)
-    )
+    if veil.drawn:
+        data: list[Any] = [veil.job(render.job(record, now), record) for record in shown]
+    else:
+        data = [kept.get(record.id) or render.listed(record, now) for record in shown]
+    return json_response(page(data, next_cursor, total))
 
 
 @router.get("/{id}", summary="Get a job", response_model=Job, responses=errors(404))
@@ -124,8 +132,9 @@ async def get_job(
 ) -> Response:
     """The job now. Records of terminal jobs stay readable."""
     require_job_id(job_id)
-    record = await services.db.read(lambda session: jobs.find(session, principal, job_id))
-    return json_response(render.job(_found(record, job_id), services.clock()))
+    record = _found(await services.db.read(lambda session: jobs.find(session, principal, job_id)), job_id)
+    veil = await veil_of(services, principal)
+    return json_response(veil.job(render.job(record, services.clock()), record))
 
 
 @router.post("/{id}/terminate", summary="Terminate a job", response_model=Job, responses=errors(403, 404))
@@ -149,8 +158,9 @@ async def terminate_job(
         session.flush()
         return jobs.find(session, principal, job_id)
 
-    record = await services.db.write(write)
-    return json_response(render.job(_found(record, job_id), now))
+    record = _found(await services.db.write(write), job_id)
+    veil = await veil_of(services, principal)
+    return json_response(veil.job(render.job(record, now), record))
 
 
 def require_job_id(job_id: str) -> None:

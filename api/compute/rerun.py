@@ -5,6 +5,7 @@ from sqlmodel import Session
 
 from api.auth import OnBehalfOf, ServicesOf, Writer
 from api.compute import render
+from api.compute.anonymity import veil_of
 from api.compute.documentation import errors
 from api.compute.jobs import JobIdParameter, no_job, require_job_id
 from api.compute.schemas import Job
@@ -60,7 +61,8 @@ async def rerun_job(
     created = await services.db.write(write)
     if created is None:
         raise no_job(job_id)
-    return json_response(render.job(created.job, now), 200 if created.replayed else 201)
+    veil = await veil_of(services, principal)
+    return json_response(veil.job(render.job(created.job, now), created.job), 200 if created.replayed else 201)
 
 
 def _copy(services: Services, job: JobRow, project: str, new_id: JobId, on_behalf_of: str | None) -> jobs.NewJob:

@@ -159,7 +159,7 @@ class Job(BaseModel):
     started_at: datetime | None
     terminal_at: datetime | None
     hardware: Hardware | None = None
-    provider: str | None = None
+    provider: str | None = Field(default=None, description="Absent where the organization is not told of providers.")
     price_usd_hr: float | None = Field(default=None, description="Captured at allocation.")
     current_price_usd_hr: float | None = Field(default=None, description="While something is billed.")
     instance_price_usd_hr: float | None = None
@@ -202,7 +202,7 @@ class Instance(BaseModel):
     """An attempt whose creation a backend has not confirmed has an empty `provider_id` and the type `attempt`."""
 
     id: str
-    provider: str
+    provider: str | None = Field(default=None, description="Absent where the organization is not told of providers.")
     provider_id: str
     provider_resource_type: str
     state: str
