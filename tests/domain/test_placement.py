@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from domain.attempts import Fault, fault_of
 from domain.offers import Capabilities, Offer
-from domain.placement import PRECEDENCE, Menu, menu, only_too_dear
+from domain.placement import PRECEDENCE, Menu, Refusal, menu, only_too_dear, reason_details
 from domain.spec import ComputeRequest, Interconnect, JobSpec, Limits, Placement, PlacementStrategy, Port, SpotPolicy
+from domain.states import Reason
 
 GPU = "nvidia-h100-80gb"
 
@@ -187,3 +189,52 @@ class TestWhatIsLeft:
     def test_without_a_limit_nothing_is_too_dear(self) -> None:
         assert not only_too_dear(ask(spec(), offer(accelerator="nvidia-l4-24gb")))
         assert not only_too_dear(ask(spec(), offer()))
+
+
+class TestWhatIsNotKnown:
+    def test_a_provider_that_cannot_be_read_is_told_of(self) -> None:
+        result = menu(spec(), [], {"gcp": Capabilities()}, unreadable={"aws": "does not answer"})
+        assert result.explain() == f"aws: does not answer; gcp: has no offers of 1 x {GPU}"
+
+    def test_a_requested_provider_that_is_not_there_is_told_of(self) -> None:
+        result = menu(
+            spec(placement={"providers": ("oci", "aws")}), [], {"gcp": Capabilities()}, unreadable={"aws": "is down"}
+        )
+        assert {r.provider: r.message for r in result.refusals} == {
+            "aws": "is down",
+            "gcp": "is not among the requested providers (oci, aws)",
+            "oci": "is not connected",
+        }
+
+    def test_only_exclusive_offers_are_reserved(self) -> None:
+        machine, shape = offer("m", exclusive=True), offer("s")
+        reserved = frozenset({machine.ref, shape.ref})
+        result = ask(spec(), machine, shape, reserved=reserved)
+        assert ids(result) == ["s"]
+        result = ask(spec(), machine, reserved=reserved)
+        assert result.may_free_up
+        assert result.explain() == "aws: has none free now"
+
+    def test_details_are_bounded(self) -> None:
+        details = reason_details([Refusal(f"p{n}", "x" * 5_000) for n in range(500)])
+        assert details is not None
+        assert len(details["providers"]) == 32
+        assert {len(entry["reason"]) for entry in details["providers"]} == {300}
+        assert reason_details([]) is None
+
+
+class TestWhoseFault:
+    @pytest.mark.parametrize(
+        ("reason", "rented", "fault"),
+        [
+            ("no_capacity", False, Fault.REJECTED),
+            (Reason.MAX_COST_EXCEEDED, True, Fault.REJECTED),
+            (Reason.WORKLOAD_OOM, True, Fault.USER_FAILURE),
+            (Reason.IMAGE_PULL_FAILED, True, Fault.USER_FAILURE),
+            (Reason.PREEMPTED, True, Fault.PREEMPTION),
+            (Reason.INSTANCE_LOST, True, Fault.INFRASTRUCTURE),
+            (Reason.PROVISIONING_TIMEOUT, True, Fault.INFRASTRUCTURE),
+        ],
+    )
+    def test_each_kind_is_told_apart(self, reason: str, rented: bool, fault: Fault) -> None:
+        assert fault_of(reason, rented=rented) is fault

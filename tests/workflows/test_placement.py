@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from domain.offers import Offer
 from domain.states import JobState
+from providers.base import OfferQuery
 from providers.fake.cloud import CloudOffer
 from providers.fake.faults import Answer, Operation
 from store import offers as offer_cache
@@ -176,6 +178,25 @@ async def test_a_list_that_cannot_be_read_is_replaced_by_the_one_of_the_last_pol
 
     assert (await plane.until_terminal(job_id))["state"] == "succeeded"
     await plane.until_gone(job_id)
+
+
+@pytest.mark.parametrize("change", [{}, {"connection_id": "another"}, {"id": ""}, {"id": "x" * 257}])
+async def test_a_list_that_makes_no_sense_is_an_error_and_the_older_one_stays(
+    plane: ControlPlane, change: dict[str, Any]
+) -> None:
+    assert plane.context is not None
+    await poll(plane)
+    provider = plane.context.providers.of("fake")
+    known = await provider.offers(OfferQuery())
+
+    async def twice(_query: OfferQuery) -> list[Offer]:
+        return [*known, known[0].model_copy(update=change)]
+
+    provider.offers = twice  # type: ignore[method-assign]
+    await poll(plane)
+
+    [health] = (await plane.client.get("/api/v1/compute/catalog/providers")).json()["data"]
+    assert (health["degraded"], health["offer_count"]) == (True, len(known))
 
 
 async def test_a_connection_that_was_removed_is_forgotten(plane: ControlPlane) -> None:
