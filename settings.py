@@ -69,6 +69,10 @@ class Settings(BaseSettings):
         description="`id:base64` of 32 bytes, comma-separated, the first one active; None reads it from a file.",
     )
     master_key_file: Path | None = Field(default=None, description="None is `master.key` in the data directory.")
+    master_key_kms: str | None = Field(
+        default=None,
+        description="AWS KMS key (id, ARN or alias) that encrypts the master keys; None: they are in clear.",
+    )
 
     local_enabled: bool = Field(default=True, description="Whether jobs may run on the worker's machine.")
     local_engine: LocalEngine = Field(

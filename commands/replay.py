@@ -84,7 +84,7 @@ async def _replay_job(job_id: str, run_id: str | None, data_dir: Path | None) ->
     from store.vault import Vault
 
     settings = _settings(data_dir)
-    vault = Vault.load(_secret(settings), settings.key_file)
+    vault = Vault.load(_secret(settings), settings.key_file, settings.master_key_kms)
     try:
         client = await connect(settings, vault)
         handle = client.get_workflow_handle(job_id, run_id=run_id)
@@ -143,7 +143,7 @@ async def _replay_history(history: Any, settings: Any) -> dict[str, Any]:
     from worker import WORKFLOWS
 
     try:
-        vault = Vault.load(_secret(settings), settings.key_file)
+        vault = Vault.load(_secret(settings), settings.key_file, settings.master_key_kms)
     except (OSError, VaultError) as error:
         raise CommandError(
             f"no master key: {error}",

@@ -228,7 +228,7 @@ def _require_key(settings: "Settings", database: "Database") -> None:
             f"{settings.key_file} is missing, and the database holds what was sealed with it",
             "put it back from where it is kept (see Backup in docs/operations.md)",
         )
-    create_key_file(settings.key_file)
+    create_key_file(settings.key_file, settings.master_key_kms)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from domain.ids import JobId, new_id
 from domain.money import PriceInterval, UsdPerHour
 from domain.secrets import Reference
 from domain.states import EventType, JobState
-from store import audit, budgets, inbox, secrets, tenants
+from store import audit, budgets, inbox, retired_keys, secrets, tenants
 from store import job_statements as statements
 from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
@@ -264,7 +264,7 @@ def _made_before(session: Session, principal: Principal, claim: IdempotencyClaim
     if not known:
         return None
     [(resource_id, fingerprint)] = known
-    if not claim.vault.matches(fingerprint, claim.canonical_body):
+    if not retired_keys.matches(session, claim.vault, fingerprint, claim.canonical_body):
         raise Conflict(
             "this Idempotency-Key was used for another request body; a new job needs a new key",
             code="idempotency_conflict",

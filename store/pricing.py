@@ -8,6 +8,7 @@ from sqlmodel import Session, col, select
 
 from domain.errors import Conflict, PreconditionFailed
 from domain.pricing import effective_at
+from store import retired_keys
 from store.access import Principal
 from store.db import insert_once
 from store.tables import IdempotencyKey, StoragePrice
@@ -72,7 +73,7 @@ def put(
 
 def _replayed(session: Session, named: dict[str, str], claim: Claim) -> StoragePrice:
     known = session.exec(select(IdempotencyKey).filter_by(**named)).one()
-    if not claim.vault.matches(known.fingerprint, claim.canonical_body):
+    if not retired_keys.matches(session, claim.vault, known.fingerprint, claim.canonical_body):
         raise Conflict(
             "this Idempotency-Key was used for another request body; a new price needs a new key",
             code="idempotency_conflict",

@@ -7,6 +7,7 @@ from settings import Settings
 from store.db import Database
 from store.logs.blobs import BlobStore, open_blob_store
 from store.logs.store import LogStore
+from store.master_key import FileKeys, SettingKeys, source_of
 from store.vault import Vault
 
 
@@ -18,14 +19,19 @@ class Stores:
     logs: LogStore
 
 
+def key_source(settings: Settings) -> SettingKeys | FileKeys:
+    """Where the master keys of `settings` are."""
+    text = settings.master_key.get_secret_value() if settings.master_key else None
+    return source_of(text, settings.key_file, settings.master_key_kms)
+
+
 def open_stores(settings: Settings, clock: Clock) -> Stores:
     """The database, the keys and the log store of `settings`. Close `db` in the end.
 
     Raises:
         VaultError: there is no master key, or it is none.
     """
-    key = settings.master_key.get_secret_value() if settings.master_key else None
-    vault = Vault.load(key, settings.key_file)
+    vault = Vault.of(key_source(settings))
     db = Database(settings.sqlalchemy_url)
     blobs = open_blob_store(settings.segment_url, s3_endpoint_url=settings.s3_endpoint_url)
     logs = LogStore(db, blobs, clock, max_bytes=settings.log_max_bytes, retention_days=settings.log_retention_days)

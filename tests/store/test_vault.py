@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.ids import AttemptId
+from store.master_key import FileKeys, Plain, SettingKeys
 from store.vault import MasterKey, Vault, VaultError, create_key_file, hash_token
 
 # Not random: test processes must agree on the names of parametrised tests.
@@ -207,3 +208,71 @@ class TestFingerprints:
     @pytest.mark.parametrize("fingerprint", ["", ":", "unknown:00", "é"])
     def test_what_is_no_fingerprint_matches_nothing(self, fingerprint: str) -> None:
         assert not VAULT.matches(fingerprint, b"x")
+
+
+class TestSources:
+    def test_a_process_that_runs_notices_a_new_key_once_it_meets_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "master.key"
+        create_key_file(path)
+        running = Vault.load(None, path)
+        old = running.active_key_id
+        rotating = FileKeys(path, Plain())
+        rotating.read()
+        new = rotating.add()
+        other = Vault.load(None, path)
+        assert (other.active_key_id, other.key_ids) == (new.id, (new.id, old))
+        assert running.active_key_id == old
+        assert running.open(other.seal(b"x", "c"), "c") == b"x"
+        assert running.active_key_id == new.id
+        assert other.open(Vault.load(None, path).seal(b"y", "c"), "c") == b"y"
+
+    def test_it_notices_it_by_a_token_or_a_fingerprint_too(self, tmp_path: Path) -> None:
+        path = tmp_path / "master.key"
+        create_key_file(path)
+        by_token, by_fingerprint = Vault.load(None, path), Vault.load(None, path)
+        FileKeys(path, Plain()).add()
+        other = Vault.load(None, path)
+        assert by_token.attempt_of("hrb.x.y") is None
+        assert by_token.attempt_of(other.bootstrap_token(ATTEMPT)) == ATTEMPT
+        assert by_fingerprint.matches(other.fingerprint(b"body"), b"body")
+
+    @pytest.mark.parametrize("damage", ["", "not a key", None])
+    def test_a_file_that_was_damaged_leaves_it_the_keys_that_it_has(self, tmp_path: Path, damage: str | None) -> None:
+        path = tmp_path / "master.key"
+        create_key_file(path)
+        running = Vault.load(None, path)
+        blob = running.seal(b"x", "c")
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_text(damage)
+        for _ in range(2):
+            with pytest.raises(VaultError, match="not configured"):
+                running.open(VAULT.seal(b"x", "c"), "c")
+        assert running.open(blob, "c") == b"x"
+        with pytest.raises(VaultError):
+            FileKeys(path, Plain()).add()
+
+    def test_a_new_key_keeps_the_file_readable_for_whom_it_was(self, tmp_path: Path) -> None:
+        path = tmp_path / "master.key"
+        create_key_file(path)
+        before = path.read_text()
+        path.chmod(0o640)
+        FileKeys(path, Plain()).add()
+        assert path.read_text().endswith(before)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert [p.name for p in tmp_path.iterdir()] == ["master.key"]
+
+    def test_a_setting_takes_no_new_key(self) -> None:
+        with pytest.raises(VaultError, match="cannot be changed"):
+            SettingKeys(OLD, Plain()).add()
+
+    def test_a_remembered_fingerprint_key_compares_and_opens_nothing(self) -> None:
+        fingerprint, blob = VAULT.fingerprint(b"body"), VAULT.seal(b"x", "c")
+        later = Vault.parse(NEW)
+        assert not later.knows_fingerprint(fingerprint)
+        later.remember("k1", VAULT.fingerprint_key("k1"))
+        assert later.matches(fingerprint, b"body")
+        assert not later.matches(fingerprint, b"other")
+        with pytest.raises(VaultError):
+            later.open(blob, "c")
