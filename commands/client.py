@@ -15,6 +15,7 @@ import httpx
 from commands.exits import CommandError, ExitCode
 
 PREFIX = "/api/v1/compute"
+ADMIN = "/api/v1/admin"
 _ACCELERATORS = f"{PREFIX}/catalog/accelerators/"
 _PATH_SAFE = re.compile(r"^[A-Za-z0-9_.-]{1,128}$")
 
@@ -104,7 +105,7 @@ def _base_url(url: str) -> str:
 
 
 class ApiClient:
-    """Calls the Compute API; every failure leaves as a `CommandError` with its exit code and hints."""
+    """Calls the Compute and the Admin API; every failure leaves as a `CommandError` with its exit code and hints."""
 
     def __init__(
         self,
@@ -155,6 +156,12 @@ class ApiClient:
         """The answer's JSON object; raises as `get` does."""
         return self._send("POST", path, json=body, headers=headers)
 
+    def put(
+        self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """The answer's JSON object; raises as `get` does."""
+        return self._send("PUT", path, json=body, headers=headers)
+
     def pages(self, path: str, params: Mapping[str, Any] | None = None, *, limit: int | None = None) -> Iterator[Any]:
         """Every item of a list, page by page; at most `limit` of them when given."""
         query = dict(params or {})
@@ -172,7 +179,9 @@ class ApiClient:
 
     def _send(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         try:
-            answer = self._http.request(method, PREFIX + path, **arguments)
+            # A path is the Compute API's unless it says otherwise.
+            url = path if path.startswith("/api/") else PREFIX + path
+            answer = self._http.request(method, url, **arguments)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise unreachable(self.credentials, error) from None
         if answer.is_success:

@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     USAGE = 2, "wrong arguments, an unreadable job file, or a request that the server refuses as invalid"
     UNREACHABLE = 3, "no server answers at the API's address"
     UNAUTHORIZED = 4, "no credentials, a key that is unknown or revoked, or one that may not do this"
-    NOT_FOUND = 5, "no such job, accelerator or file of a stack"
+    NOT_FOUND = 5, "no such job, accelerator or other resource, or no such file of a stack"
     TERMINATED = 6, "the job was terminated by a user"
     JOB_TIMED_OUT = 7, "the job reached max_runtime_hours"
     JOB_OUT_OF_MONEY = 8, "the job reached max_cost_usd, or its organization's budget is used up"

@@ -18,3 +18,11 @@ OnBehalfOf = Annotated[
     str | None,
     typer.Option("--on-behalf-of", help="The end user for whom this is done (X-On-Behalf-Of).", show_default=False),
 ]
+OfOrganization = Annotated[
+    str | None,
+    typer.Option(
+        "--org",
+        help="The organization's id or name; by default the key's own, and in lists all that it administrates.",
+        show_default=False,
+    ),
+]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from commands import accelerators, database, demo, job, processes, replay, up
+from commands import accelerators, audit, database, demo, job, key, org, processes, project, replay, up
 from commands.exits import describe_exit_codes
 from commands.render import put
 
@@ -42,6 +42,11 @@ app.command("up", short_help="Start the embedded stack, and keep it running unti
 app.command("demo", short_help="Run a real training job from nothing: stack, log, bill.")(demo.demo)
 app.add_typer(job.app, name="job")
 app.command("accelerators", short_help="List what can be asked for: GPUs and CPU classes.")(accelerators.accelerators)
+app.add_typer(org.app, name="org")
+app.add_typer(org.tenant, name="tenant")
+app.add_typer(project.app, name="project")
+app.add_typer(key.app, name="key")
+app.add_typer(audit.app, name="audit")
 app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
 app.command("worker", short_help="Run a Temporal worker.")(processes.worker)
 app.command("api", short_help="Run an API server.")(processes.api)

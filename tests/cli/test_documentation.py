@@ -49,6 +49,22 @@ def test_the_commands_are_the_ones_that_are_meant_to_be_there():
             "job terminate",
             "job wait",
             "job rerun",
+            "org create",
+            "org list",
+            "org get",
+            "org enable",
+            "org disable",
+            "org set",
+            "tenant list",
+            "tenant get",
+            "tenant set",
+            "project create",
+            "project list",
+            "key create",
+            "key list",
+            "key revoke",
+            "audit list",
+            "audit export",
             "accelerators",
             "replay",
             "worker",
@@ -105,7 +121,9 @@ def test_a_reason_is_documented_with_its_exit_code(reason):
         assert of_job({"state": state, "reason": {"code": reason.value}}) == int(row.group(2))
 
 
-@pytest.mark.parametrize("name", ["README.md", *(f"docs/{page.name}" for page in (ROOT_DIRECTORY / "docs").iterdir())])
+@pytest.mark.parametrize(
+    "name", ["README.md", *(str(page.relative_to(ROOT_DIRECTORY)) for page in (ROOT_DIRECTORY / "docs").rglob("*.md"))]
+)
 def test_links_of_a_document_lead_somewhere(name):
     path = ROOT_DIRECTORY / name
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
