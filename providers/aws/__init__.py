@@ -1,0 +1,9 @@
+"""EC2 through boto3: one virtual machine for an attempt, booted into the host agent. The SDK loads at the first call.
+
+provider.py  the adapter
+settings.py  credentials, and the options of a connection
+calls.py     boto3 clients in threads; errors.py is what their complaints mean
+offers.py    what can be rented; market.py asks AWS for it and for the prices
+launch.py    the request that makes an instance
+views.py     what AWS says of an instance or a volume
+"""

@@ -1,0 +1,131 @@
+"""The request that makes an instance: the same on every retry of an attempt, as far as the image stays the same."""
+
+import gzip
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from agent.host import HostSpec, host_script
+from domain.errors import ProviderRejected
+from domain.offers import Offer
+from providers.aws.settings import AwsOptions
+from providers.aws.views import ATTEMPT_TAG, JOB_TAG, ORG_TAG, OWNER_TAG
+from providers.base import InstanceSpec
+
+USER_DATA_BYTES = 16_384
+"""EC2's limit, before base64."""
+TAG_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MachineImage:
+    """What a machine boots from: its root device, and the least size of that in GB."""
+
+    id: str
+    root_device: str
+    size_gb: int
+
+
+def client_token(spec: InstanceSpec, offer: Offer) -> str:
+    """The idempotency token: of the attempt and its offer, 64 characters, which is EC2's limit."""
+    return hashlib.sha256(f"{spec.owner_id}\n{spec.attempt_id}\n{offer.id}".encode()).hexdigest()
+
+
+def run_arguments(spec: InstanceSpec, offer: Offer, image: MachineImage, options: AwsOptions) -> dict[str, Any]:
+    """The arguments of `RunInstances`.
+
+    Raises:
+        ProviderRejected: a field breaks a limit of EC2's, or there is no URL by which to reach the control plane.
+    """
+    tags = _tags(spec)
+    arguments: dict[str, Any] = {
+        "ClientToken": client_token(spec, offer),
+        "ImageId": image.id,
+        "InstanceType": offer.provider_sku,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "Placement": {"AvailabilityZone": offer.zone},
+        "UserData": user_data(spec, options),
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.root_device,
+                "Ebs": {
+                    "VolumeSize": image.size_gb + gibibytes(spec.compute.ephemeral_disk_gb),
+                    "VolumeType": "gp3",
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
+        # The host powers itself off when its workload ended or its time is up, and that deletes it.
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        # No identity to be had, and nothing that a container could reach.
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
+    }
+    if offer.spot:
+        arguments["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+    if options.security_group_ids:
+        arguments["SecurityGroupIds"] = list(options.security_group_ids)
+    if options.subnet_ids:
+        arguments |= _in_subnet(offer, options)
+    return arguments
+
+
+def user_data(spec: InstanceSpec, options: AwsOptions) -> bytes:
+    """The host agent, compressed, as cloud-init takes it: the agent alone is longer than EC2 allows."""
+    what = f"create {spec.attempt_id}"
+    if spec.agent.url is None:
+        raise ProviderRejected(
+            f"{what}: a machine at AWS reaches the control plane by its public URL, and none is set", scope="connection"
+        )
+    try:
+        script = host_script(
+            HostSpec(
+                url=spec.agent.url,
+                token=spec.agent.token,
+                attempt_id=spec.attempt_id,
+                image=spec.image,
+                agent=spec.agent.script,
+                gpu_count=spec.compute.gpu_count,
+                lifetime_seconds=options.lifetime_seconds,
+            )
+        )
+    except ValueError as error:
+        raise ProviderRejected(f"{what}: {error}") from None
+    packed = gzip.compress(script.encode(), compresslevel=9, mtime=0)
+    if len(packed) > USER_DATA_BYTES:
+        raise ProviderRejected(f"{what}: {len(packed)} bytes of user data, at most {USER_DATA_BYTES} are taken")
+    return packed
+
+
+def gibibytes(gigabytes: int) -> int:
+    """Volumes are sold in GiB; what was asked for in GB fits."""
+    return math.ceil(gigabytes * 10**9 / 2**30)
+
+
+def _tags(spec: InstanceSpec) -> list[dict[str, str]]:
+    values = {
+        "Name": f"{spec.owner_id}-{spec.attempt_id}",
+        OWNER_TAG: spec.owner_id,
+        ATTEMPT_TAG: spec.attempt_id,
+        JOB_TAG: spec.job_id,
+        ORG_TAG: spec.org_id,
+    }
+    for name, value in values.items():
+        if len(value) > TAG_CHARACTERS:
+            raise ProviderRejected(
+                f"create {spec.attempt_id}: the tag {name} has {len(value)} characters, at most {TAG_CHARACTERS} are"
+                " taken"
+            )
+    return [{"Key": name, "Value": value} for name, value in values.items()]
+
+
+def _in_subnet(offer: Offer, options: AwsOptions) -> dict[str, Any]:
+    subnet = options.subnet_ids.get(offer.zone or "")
+    if subnet is None:
+        raise ProviderRejected(f"the connection names no subnet for the zone {offer.zone}")
+    return {"SubnetId": subnet}

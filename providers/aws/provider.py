@@ -1,0 +1,361 @@
+"""The adapter to EC2: a virtual machine for an attempt, found again by its tags.
+
+A create carries a token of the attempt, so AWS itself makes no second machine of a repeated one. No security group and
+no key pair is made: the default group of a VPC lets everything out and nobody in, and that is what the agent needs.
+
+The machine pulls the image itself: `provision` ends when it runs, and what goes wrong later is told by the host agent
+(`/agent/v1/fault`, and its last words on the console), after which it powers itself off.
+"""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from domain.errors import (
+    Ambiguous,
+    AuthError,
+    BillingBlocked,
+    BootstrapFailed,
+    PermissionDenied,
+    ProviderError,
+    ProviderNotFound,
+    ProviderRejected,
+)
+from domain.ids import AttemptId
+from domain.offers import Capabilities, Offer
+from providers.aws.calls import AwsCalls
+from providers.aws.errors import TokenSpent
+from providers.aws.launch import MachineImage, run_arguments
+from providers.aws.market import Market
+from providers.aws.offers import Catalog, Machine, offers_of
+from providers.aws.settings import AwsCredentials, AwsOptions
+from providers.aws.views import ATTEMPT_TAG, OWNER_TAG, VOLUME, instance_view, is_terminated, volume_view
+from providers.base import (
+    CredentialReport,
+    Handle,
+    InstanceSpec,
+    InstanceView,
+    LogPage,
+    OfferQuery,
+    Progress,
+    ProviderContext,
+    ProviderState,
+    TerminateState,
+)
+
+_PROGRESS_SECONDS = 10
+_DRY_RUN_TYPE = "m7i.large"
+
+
+class AwsProvider:
+    """A connection to AWS; `AwsOptions` names the options of the context."""
+
+    name = "aws"
+    slots: int | None = None
+    # Ports and SSH need a group that lets somebody in; private images an exchange of the token for the credential.
+    capabilities = Capabilities(logs_api=True)
+
+    def __init__(self, context: ProviderContext, credentials: AwsCredentials) -> None:
+        self._context = context
+        self._options = AwsOptions.model_validate(context.options)
+        self._calls = AwsCalls(credentials, self._options)
+        self._market = Market(self._calls, self._options)
+        self._images: dict[tuple[str, str], tuple[float, MachineImage]] = {}
+
+    async def verify(self) -> CredentialReport:
+        region = self._options.regions[0]
+        try:
+            await self._calls.call("sts", region, "get_caller_identity", "verify")
+            image = await self._image(region, self._options.cpu_image, "verify")
+            await self._calls.call(
+                "ec2",
+                region,
+                "run_instances",
+                "verify",
+                DryRun=True,
+                ImageId=image.id,
+                InstanceType=_DRY_RUN_TYPE,
+                MinCount=1,
+                MaxCount=1,
+            )
+        except AuthError as error:
+            return CredentialReport(status="auth", message=error.message)
+        except (PermissionDenied, BillingBlocked) as error:
+            return CredentialReport(status="permission", message=error.message)
+        except ProviderError as error:
+            return CredentialReport(status="unreachable", message=error.message)
+        return CredentialReport(status="ok")
+
+    async def offers(self, query: OfferQuery) -> list[Offer]:
+        # All regions or an error: a list that lacks a region would say that there is nothing.
+        regions = await asyncio.gather(*(self._offers_in(region, query) for region in self._options.regions))
+        return [offer for offers in regions for offer in offers]
+
+    async def create(self, spec: InstanceSpec, offer: Offer) -> Handle:
+        what = f"create {spec.attempt_id}"
+        name = self._options.gpu_image if offer.gpu_count else self._options.cpu_image
+        image = await self._image(offer.region, name, what)
+        arguments = run_arguments(spec, offer, image, self._options)
+        secrets = (spec.agent.token.get_secret_value(), base64.b64encode(arguments["UserData"]).decode())
+        try:
+            answer = await self._calls.call("ec2", offer.region, "run_instances", what, secrets=secrets, **arguments)
+        except TokenSpent as spent:
+            return await self._adopt(spec, offer, spent)
+        instances = answer.get("Instances")
+        if not isinstance(instances, list) or len(instances) != 1:
+            raise Ambiguous(f"{what}: an answer without exactly one instance")
+        return instance_view(instances[0], offer.region).handle
+
+    async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
+        deadline = time.monotonic() + self._options.boot_seconds
+        shown, shown_at = "", 0.0
+        while True:
+            view = await self.get(handle)
+            if view is None or view.state is ProviderState.GONE:
+                raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id} disappeared while it booted")
+            if view.state is ProviderState.FAILED:
+                raise BootstrapFailed(f"provision {spec.attempt_id}: {handle.provider_id} failed: {view.message}")
+            if view.state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
+                await progress(f"{handle.provider_id} is {'still ' if view.state == shown else ''}{view.state}")
+                shown, shown_at = view.state, time.monotonic()
+            if view.state not in (ProviderState.PENDING, ProviderState.STARTING):
+                return view.handle
+            if time.monotonic() > deadline:
+                raise BootstrapFailed(
+                    f"provision {spec.attempt_id}: {handle.provider_id} still {shown} after"
+                    f" {self._options.boot_seconds:g} s"
+                )
+            await asyncio.sleep(self._options.look_pause_seconds)
+
+    async def find(self, attempt_id: AttemptId) -> list[Handle]:
+        what = f"find {attempt_id}"
+        for look in range(self._options.looks):
+            if look:
+                await asyncio.sleep(self._options.look_pause_seconds)
+            found = await asyncio.gather(*(self._tagged(region, what, attempt_id) for region in self._swept_regions()))
+            handles = [
+                instance_view(instance, region).handle
+                for region, instances in zip(self._swept_regions(), found, strict=True)
+                for instance in instances
+                if not is_terminated(instance)
+            ]
+            if handles:
+                return handles
+        return []
+
+    async def get(self, handle: Handle) -> InstanceView | None:
+        region = _region(handle)
+        if handle.resource_type == VOLUME:
+            volumes = await self._volumes(region, f"get {handle.provider_id}", "volume-id", handle.provider_id)
+            return volume_view(volumes[0], region) if volumes else None
+        instance = await self._instance(handle, f"get {handle.provider_id}")
+        return None if instance is None else instance_view(instance, region)
+
+    async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
+        """The console: its last 64 KB, seconds to minutes late."""
+        if handle.resource_type == VOLUME:
+            return LogPage("", cursor)
+        what = f"logs {handle.provider_id}"
+        try:
+            answer = await self._calls.call(
+                "ec2", _region(handle), "get_console_output", what, InstanceId=handle.provider_id
+            )
+        except ProviderNotFound:
+            return LogPage("", cursor)
+        if answer.get("InstanceId") != handle.provider_id:
+            raise Ambiguous(f"{what}: an answer about no instance")
+        return _after(cursor, answer.get("Output") or "")
+
+    async def terminate(self, handle: Handle) -> TerminateState:
+        region, what = _region(handle), f"delete {handle.provider_id}"
+        if handle.resource_type == VOLUME:
+            await self._delete_volume(region, what, handle.provider_id)
+            left = await self._volumes(region, what, "volume-id", handle.provider_id)
+            return TerminateState.REQUESTED if left else TerminateState.GONE
+        with contextlib.suppress(ProviderNotFound):
+            await self._calls.call("ec2", region, "terminate_instances", what, InstanceIds=[handle.provider_id])
+        # Whatever the delete answered, only what reads say counts.
+        instance = await self._instance(handle, what)
+        if instance is not None and not is_terminated(instance):
+            return TerminateState.REQUESTED
+        return await self._terminate_volumes(handle, region, what)
+
+    async def list_owned(self) -> list[InstanceView]:
+        regions = await asyncio.gather(*(self._owned_in(region) for region in self._swept_regions()))
+        return [view for views in regions for view in views]
+
+    async def close(self) -> None:
+        self._calls.close()
+
+    # Offers and images --------------------------------------------------------------------------------------------
+
+    async def _offers_in(self, region: str, query: OfferQuery) -> list[Offer]:
+        catalog = await self._market.catalog(region)
+        wanted = [machine for machine in catalog.machines.values() if _wanted(machine, query)]
+        spot = await self._market.spot_prices(region, [m.type for m in wanted if _can_be_spot(m, catalog)])
+        return offers_of(catalog, wanted, spot, self._context.connection_id, datetime.now(UTC))
+
+    async def _image(self, region: str, name: str, what: str) -> MachineImage:
+        """The machine image of a name (`AwsOptions.gpu_image`), kept for a while: a retry meets the same."""
+        read_at, image = self._images.get((region, name), (0.0, None))
+        if image is not None and time.monotonic() - read_at <= self._options.catalog_seconds:
+            return image
+        image_id = name
+        if not name.startswith("ami-"):
+            answer = await self._calls.call("ssm", region, "get_parameter", what, Name=name)
+            try:
+                image_id = str(answer["Parameter"]["Value"])
+            except (KeyError, TypeError):
+                raise Ambiguous(f"{what}: the parameter {name} came without a value") from None
+        answer = await self._calls.call("ec2", region, "describe_images", what, ImageIds=[image_id])
+        try:
+            described = answer["Images"][0]
+            root = described["RootDeviceName"]
+            devices = described["BlockDeviceMappings"]
+            size = next(d["Ebs"]["VolumeSize"] for d in devices if d["DeviceName"] == root and "Ebs" in d)
+        except (KeyError, TypeError, IndexError, StopIteration):
+            raise Ambiguous(f"{what}: the image {image_id} in {region} came without a root volume") from None
+        image = MachineImage(image_id, root, int(size))
+        self._images[region, name] = (time.monotonic(), image)
+        return image
+
+    async def _adopt(self, spec: InstanceSpec, offer: Offer, spent: TokenSpent) -> Handle:
+        """The instance that spent the attempt's token, dead or alive: who asked for it sees what became of it."""
+        what = f"create {spec.attempt_id}"
+        instances = await self._tagged(offer.region, what, spec.attempt_id)
+        for instance in sorted(instances, key=is_terminated):
+            return instance_view(instance, offer.region).handle
+        if spent.dead:
+            raise ProviderRejected(f"{what}: its instance was there, and is long gone: {spent}")
+        raise Ambiguous(f"{what}: its token was used, and no instance shows: {spent}")
+
+    # Reads --------------------------------------------------------------------------------------------------------
+
+    def _swept_regions(self) -> Sequence[str]:
+        return tuple(dict.fromkeys((*self._options.regions, *self._options.former_regions)))
+
+    async def _tagged(self, region: str, what: str, attempt_id: AttemptId | None = None) -> list[dict[str, Any]]:
+        """Our instances in a region, those that are no more as well. Not narrowed by state: an unknown one counts."""
+        filters = [_filter(f"tag:{OWNER_TAG}", self._context.owner_id)]
+        if attempt_id is not None:
+            filters.append(_filter(f"tag:{ATTEMPT_TAG}", attempt_id))
+        return await self._described(region, what, filters)
+
+    async def _described(self, region: str, what: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        reservations = await self._calls.pages(
+            "ec2",
+            region,
+            "describe_instances",
+            "Reservations",
+            what,
+            Filters=filters,
+            MaxResults=self._options.page_size,
+        )
+        instances: list[dict[str, Any]] = []
+        for reservation in reservations:
+            if not reservation.get("Instances"):
+                raise Ambiguous(f"{what}: a reservation in {region} without instances")
+            instances += reservation["Instances"]
+        for instance in instances:
+            instance_view(instance, region)  # an instance that cannot be read spoils the list
+        return instances
+
+    async def _instance(self, handle: Handle, what: str) -> dict[str, Any] | None:
+        """None after enough misses in a row: by its id, and last among all that a filter finds."""
+        region = _region(handle)
+        for _ in range(self._options.looks - 1):
+            try:
+                answer = await self._calls.call(
+                    "ec2", region, "describe_instances", what, InstanceIds=[handle.provider_id]
+                )
+                return _only_instance(answer, what)
+            except ProviderNotFound:
+                await asyncio.sleep(self._options.look_pause_seconds)
+        found = await self._described(region, what, [_filter("instance-id", handle.provider_id)])
+        return found[0] if found else None
+
+    async def _owned_in(self, region: str) -> list[InstanceView]:
+        what = f"list in {region}"
+        instances, volumes = await asyncio.gather(
+            self._tagged(region, what), self._volumes(region, what, f"tag:{OWNER_TAG}", self._context.owner_id)
+        )
+        views = [instance_view(instance, region) for instance in instances if not is_terminated(instance)]
+        # A volume goes with its instance; only one that is left alone is listed.
+        present = {view.attempt_id for view in views}
+        alone = [volume_view(volume, region) for volume in volumes if volume.get("State") == "available"]
+        return views + [view for view in alone if view.attempt_id not in present]
+
+    # Volumes ------------------------------------------------------------------------------------------------------
+
+    async def _volumes(self, region: str, what: str, name: str, value: str) -> list[dict[str, Any]]:
+        return await self._calls.pages(
+            "ec2",
+            region,
+            "describe_volumes",
+            "Volumes",
+            what,
+            Filters=[_filter(name, value)],
+            MaxResults=self._options.page_size,
+        )
+
+    async def _terminate_volumes(self, handle: Handle, region: str, what: str) -> TerminateState:
+        """What the instance left of its volumes: they go with it, and if one does not, it is deleted."""
+        attempt, ids = handle.data.get("attempt"), handle.data.get("volumes") or []
+        left: list[dict[str, Any]] = []
+        if attempt:
+            left += await self._volumes(region, what, f"tag:{ATTEMPT_TAG}", attempt)
+        else:
+            for volume_id in ids:
+                left += await self._volumes(region, what, "volume-id", volume_id)
+        for volume in left:
+            if volume.get("State") == "available":
+                await self._delete_volume(region, what, str(volume.get("VolumeId")))
+        return TerminateState.REQUESTED if left else TerminateState.GONE
+
+    async def _delete_volume(self, region: str, what: str, volume_id: str) -> None:
+        with contextlib.suppress(ProviderNotFound):
+            await self._calls.call("ec2", region, "delete_volume", what, VolumeId=volume_id)
+
+
+def _wanted(machine: Machine, query: OfferQuery) -> bool:
+    return query.accelerator in (None, machine.accelerator) and query.gpu_count in (None, machine.gpu_count)
+
+
+def _can_be_spot(machine: Machine, catalog: Catalog) -> bool:
+    return machine.spot and machine.type in catalog.zones
+
+
+def _only_instance(answer: dict[str, Any], what: str) -> dict[str, Any]:
+    try:
+        ((instance,),) = (reservation["Instances"] for reservation in answer["Reservations"])
+    except (KeyError, TypeError, ValueError):
+        raise Ambiguous(f"{what}: an answer without the one instance that was asked for") from None
+    found: dict[str, Any] = instance
+    return found
+
+
+def _after(cursor: str | None, text: str) -> LogPage:
+    """What the console has beyond the cursor, a length and a digest of what was seen; all of it once that rolled on."""
+    seen, _, digest = (cursor or "0:").partition(":")
+    length = int(seen) if seen.isdecimal() else 0
+    fresh = text[length:] if _digest(text[:length]) == digest or not length else text
+    return LogPage(fresh, f"{len(text)}:{_digest(text)}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _region(handle: Handle) -> str:
+    if handle.region is None:
+        raise ProviderNotFound(f"{handle.provider_id} names no region")
+    return handle.region
+
+
+def _filter(name: str, value: str) -> dict[str, Any]:
+    return {"Name": name, "Values": [value]}
