@@ -8,12 +8,15 @@ from sqlmodel import Session, select
 
 from domain.ids import OrgId, new_owner_id
 from domain.roles import Role
-from store.access import DEFAULT_PROJECT, create_key, create_organization
+from store import audit
+from store.access import DEFAULT_PROJECT, Principal, create_key, create_organization
 from store.db import Database
 from store.tables import Installation, Organization, Project
 
 DEFAULT_ORGANIZATION = "default"
 ADMIN = "admin"
+OPERATOR = "operator"
+"""Who acts in the audit log where a command works on the database itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,9 @@ def _create(session: Session, now: datetime) -> Bootstrap | None:
 
 def _with_key(session: Session, owner_id: str, org_id: str, project_id: str, now: datetime) -> Bootstrap:
     key = create_key(session, org_id, ADMIN, Role.CLUSTER_ADMIN, now)
+    # Whoever reaches the database makes it, without any key: so much more must it be seen.
+    operator = Principal("", key.org_id, True, OPERATOR, Role.CLUSTER_ADMIN, None)
+    audit.write(session, operator, "key.create", key.key_id, now, {"owner": ADMIN, "role": Role.CLUSTER_ADMIN})
     return Bootstrap(owner_id, key.org_id, project_id, key.token)
 
 

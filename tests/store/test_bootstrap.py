@@ -10,6 +10,7 @@ from sqlalchemy import func
 from sqlmodel import col, select
 
 from domain.roles import Role
+from store import audit
 from store.access import authenticate
 from store.bootstrap import first_start, new_admin_key, owner_id
 from store.db import Database
@@ -84,6 +85,8 @@ def test_a_lost_admin_key_is_replaced(database: Database, clock: SettableClock) 
     principal = database.run_read(lambda s: authenticate(s, again.api_key, clock()))
     assert principal is not None
     assert principal.role is Role.CLUSTER_ADMIN
+    entries = database.run_read(lambda s: audit.entries(s, audit.Filter(), ascending=True, after=None, limit=9))
+    assert [(entry.action, entry.owner, entry.key_id) for entry in entries] == [("key.create", "operator", "")] * 2
     owners = database.run_read(lambda s: s.exec(select(ApiKey.owner).order_by(col(ApiKey.owner))).all())
     assert owners == ["admin", "admin"]
 
