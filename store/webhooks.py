@@ -275,15 +275,15 @@ def count_deliveries(session: Session, webhook_id: str, *, state: str | None) ->
     return int(session.exec(query).one())
 
 
-def send_again(session: Session, webhook: Webhook, delivery_id: str, now: datetime) -> WebhookDelivery:
+def send_again(session: Session, org_id: str, delivery_id: str, now: datetime) -> WebhookDelivery:
     """Sends a delivery once more, under its own id, as if it were new. One that is pending is due at once.
 
     Raises:
-        NotFound: the webhook has none of this id.
+        NotFound: the organization has none of this id.
     """
     row = session.get(WebhookDelivery, delivery_id)
-    if row is None or row.webhook_id != webhook.id:
-        raise NotFound(f"no delivery {delivery_id[:64]!r} of this webhook")
+    if row is None or row.org_id != org_id:
+        raise NotFound(f"no delivery {delivery_id[:64]!r}")
     row.state, row.settled_at, row.due_at, row.tries = DeliveryState.PENDING, None, now, 0
     session.add(row)
     session.flush()

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from api.compute import (
     accelerators,
+    budgets,
     history,
     jobs,
     not_implemented,
@@ -15,6 +16,7 @@ from api.compute import (
     secrets,
     tenants,
     usage,
+    webhooks,
 )
 
 router = APIRouter(prefix="/api/v1/compute")
@@ -30,6 +32,8 @@ for part in (
     tenants,
     usage,
     pricing,
+    budgets,
+    webhooks,
     not_implemented,
 ):
     router.include_router(part.router)

@@ -5,6 +5,8 @@ A new operation fails `test_every_operation_is_in_the_table` until it has a row.
 """
 
 from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import httpx
@@ -16,7 +18,10 @@ from api.agent import router as agent_router
 from api.app import create_app
 from api.limits import MAX_BODY_BYTES
 from api.services import Services
+from domain.budgets import BudgetPeriod
 from domain.roles import Role
+from store import budgets, webhooks
+from store.tables import Webhook
 from tests.api.conftest import JOB, Api, anonymous
 from tests.support.factory import Factory
 
@@ -37,6 +42,8 @@ WRITE_SECRET = (NO, OK, OK, GONE, OK, GONE)
 CLUSTER = (NO, NO, NO, OK, NO, NO)
 ADMIN = (NO, NO, OK, OK, NO, OK)
 ADMIN_ITEM = (NO, NO, OK, OK, NO, GONE)
+# Whoever administers all names the organization in `org_id`.
+OWN_ADMIN_ITEM = (NO, NO, OK, GONE, NO, GONE)
 
 TABLE: dict[str, tuple[Any, ...]] = {
     "GET /compute/catalog/accelerators": READ_ALL,
@@ -63,6 +70,19 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "GET /compute/usage": LIST,
     "GET /compute/pricing": LIST,
     "PUT /compute/pricing": CLUSTER,
+    "POST /compute/budgets": ADMIN,
+    "GET /compute/budgets": LIST,
+    "GET /compute/budgets/{id}": READ_SECRET,
+    "PUT /compute/budgets/{id}": OWN_ADMIN_ITEM,
+    "DELETE /compute/budgets/{id}": OWN_ADMIN_ITEM,
+    "POST /compute/webhooks": ADMIN,
+    "GET /compute/webhooks": ADMIN,
+    "GET /compute/webhooks/{id}": OWN_ADMIN_ITEM,
+    "PUT /compute/webhooks/{id}": OWN_ADMIN_ITEM,
+    "DELETE /compute/webhooks/{id}": OWN_ADMIN_ITEM,
+    "POST /compute/webhooks/{id}/test": OWN_ADMIN_ITEM,
+    "GET /compute/webhooks/{id}/deliveries": OWN_ADMIN_ITEM,
+    "POST /compute/webhooks/deliveries/{id}/resend": OWN_ADMIN_ITEM,
     "POST /admin/organizations": CLUSTER,
     "GET /admin/organizations": ADMIN,
     "GET /admin/organizations/{org_id}": ADMIN_ITEM,
@@ -76,6 +96,10 @@ TABLE: dict[str, tuple[Any, ...]] = {
 }
 
 BODIES: dict[str, Any] = {
+    "POST /compute/budgets": {"amount_usd": 5},
+    "PUT /compute/budgets/{id}": {"amount_usd": 6},
+    "POST /compute/webhooks": {"url": "https://hooks.example/"},
+    "PUT /compute/webhooks/{id}": {"enabled": False},
     "POST /compute/jobs": JOB,
     "POST /compute/secrets/{id}/rotate": {"data": {"K": "2"}},
     "PUT /compute/tenants/{org_id}": {"max_live_jobs": 5},
@@ -114,7 +138,24 @@ def resources(api: Api, factory: Factory) -> dict[str, Callable[[], str]]:
         body = {"name": f"secret-{next(names)}", "data": {"K": "1"}}
         return str(api.client.post("/secrets", json=body).json()["id"])
 
+    def budget() -> str:
+        now, owner = api.services.clock(), f"user-{next(names)}"
+        made = partial(budgets.create, owner=owner, period=BudgetPeriod.MONTHLY, amount_usd=Decimal(5))
+        return str(api.write(lambda s: made(s, api.key.org_id, None, alert_percents=[], now=now)).id)
+
+    def webhook() -> str:
+        vault, now = api.services.vault, api.services.clock()
+        made = api.write(lambda s: webhooks.create(s, vault, api.key.org_id, "https://hooks.example/", [], True, now))
+        return str(made.webhook.id)
+
+    def delivery() -> str:
+        webhook_id, now = webhook(), api.services.clock()
+        return str(api.write(lambda s: webhooks.emit_test(s, s.get_one(Webhook, webhook_id), now)).id)
+
     return {
+        "/compute/budgets/": budget,
+        "/compute/webhooks/": webhook,
+        "/compute/webhooks/deliveries/": delivery,
         "/compute/jobs/": lambda: str(api.create(JOB).json()["id"]),
         "/compute/secrets/": secret,
         "/compute/catalog/": lambda: "cpu-general",
