@@ -104,6 +104,9 @@ class OfferItem(BaseModel):
     region: str
     price_usd_hr: Decimal
     unit_seconds: int
+    minimum_seconds: int = 0
+    stopped_usd_hr: Decimal | None = None
+    boot_charged: bool = True
     teardown_seconds: float
     spot: bool
     exclusive: bool = False

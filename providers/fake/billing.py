@@ -11,11 +11,16 @@ Price = tuple[datetime, Fraction]
 """From this instant on, USD per hour."""
 
 
-def charge(start: datetime, end: datetime, prices: Sequence[Price], unit_seconds: int) -> Fraction:
-    """USD for [start, end): every begun unit is charged whole, at the price that held when it began."""
+def charge(
+    start: datetime, end: datetime, prices: Sequence[Price], unit_seconds: int, minimum_seconds: int = 0
+) -> Fraction:
+    """USD for [start, end): every begun unit is charged whole, at the price that held when it began; what lasted at all
+    is charged as if it had lasted for the minimum."""
     total = Fraction(0)
     unit = timedelta(seconds=unit_seconds)
     moment = start
+    if end > start:
+        end = max(end, start + timedelta(seconds=minimum_seconds))
     while moment < end:
         rate = next((rate for since, rate in reversed(prices) if since <= moment), prices[0][1])
         total += rate * unit_seconds / 3600

@@ -46,6 +46,11 @@ class CloudOffer(BaseModel):
     zone: str | None = None
     price_usd_hr: Decimal
     unit_seconds: Literal[1, 60] = 1
+    minimum_seconds: int = 0
+    stopped_usd_hr: Decimal | None = None
+    """What an instance that was taken back costs until it is deleted; None is nothing."""
+    boot_charged: bool = True
+    """Whether an instance is charged from its creation on, or from its workload's start."""
     teardown_seconds: float = 1
     spot: bool = False
     capacity: int | None = None
@@ -144,8 +149,11 @@ AgentRunner = Callable[[Instance, Callable[[str], None]], Awaitable[int | None]]
 
 
 class Cloud:
-    def __init__(self, run_agent: AgentRunner, settings: CloudSettings | None = None) -> None:
+    def __init__(
+        self, run_agent: AgentRunner, settings: CloudSettings | None = None, clock: Callable[[], datetime] | None = None
+    ) -> None:
         self.settings = settings or CloudSettings()
+        self._clock = clock or (lambda: datetime.now(UTC))
         self.offers: dict[str, CloudOffer] = {offer.id: offer for offer in DEFAULT_OFFERS}
         self.resources: dict[str, Resource] = {}
         self.schedule = Schedule()
@@ -156,7 +164,7 @@ class Cloud:
 
     def now(self) -> datetime:
         """The cloud's own clock; `skew` moves it."""
-        return datetime.now(UTC) + self.skew
+        return self._clock() + self.skew
 
     def instances(self) -> Iterator[Instance]:
         return (resource for resource in self.resources.values() if isinstance(resource, Instance))
@@ -250,10 +258,14 @@ class Cloud:
         self._end(instance)
 
     def interrupt(self, instance: Instance) -> None:
-        """A spot machine is taken back: it stops, is not charged any more, and stays listed until it is deleted."""
+        """A spot machine is taken back: it stops, costs no more than its offer says, and stays listed until it is
+        deleted."""
         self._halt(instance)
         instance.status, instance.message = "interrupted", "the capacity was reclaimed"
-        instance.ended_at = self.now()
+        if instance.offer.stopped_usd_hr is None:
+            instance.ended_at = self.now()
+        else:
+            self.set_price(instance, instance.offer.stopped_usd_hr)
 
     def set_price(self, instance: Instance, usd_per_hour: Decimal) -> None:
         instance.prices.append((self.now(), usd_per_hour))
@@ -262,7 +274,10 @@ class Cloud:
         """USD so far, by the cloud's own arithmetic."""
         end = instance.ended_at or self.now()
         prices = [(since, Fraction(usd_per_hour)) for since, usd_per_hour in instance.prices]
-        return charge(instance.created_at, end, prices, instance.offer.unit_seconds)
+        begin = instance.created_at
+        if not instance.offer.boot_charged:
+            begin = next((at for at, what in instance.agent_events if what == "started"), end)
+        return charge(begin, end, prices, instance.offer.unit_seconds, instance.offer.minimum_seconds)
 
     async def close(self) -> None:
         """Ends every agent; for the end of the process."""

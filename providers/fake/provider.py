@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import httpx
 from pydantic import SecretStr
 
+from domain.billing import BillingModel, Stopped
 from domain.errors import (
     Ambiguous,
     AuthError,
@@ -267,6 +268,7 @@ class FakeProvider:
 
     def _offer(self, item: OfferItem, now: datetime) -> Offer:
         seconds = item.unit_seconds == PricingModel.INSTANCE_SECONDS.unit_seconds
+        model = PricingModel.INSTANCE_SECONDS if seconds else PricingModel.INSTANCE_MINUTES
         return Offer(
             id=item.id,
             provider=self.name,
@@ -284,7 +286,14 @@ class FakeProvider:
             exclusive=item.exclusive,
             price_usd_hr=item.price_usd_hr,
             price_source="api",
-            pricing_model=PricingModel.INSTANCE_SECONDS if seconds else PricingModel.INSTANCE_MINUTES,
+            pricing_model=model,
+            billing=BillingModel(
+                pricing_model=model,
+                minimum_seconds=item.minimum_seconds,
+                stopped=Stopped.NOTHING if item.stopped_usd_hr is None else Stopped.STORAGE,
+                boot_charged=item.boot_charged,
+            ),
+            stopped_usd_hr=item.stopped_usd_hr,
             teardown_seconds=item.teardown_seconds,
             spot=item.spot,
             available=item.available,

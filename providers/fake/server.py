@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 import uvicorn
 import uvloop
@@ -31,10 +32,14 @@ class RunningCloud:
 
 @contextlib.asynccontextmanager
 async def serve(
-    settings: CloudSettings | None = None, *, port: int = 0, agent: AgentRunner = run_agent
+    settings: CloudSettings | None = None,
+    *,
+    port: int = 0,
+    agent: AgentRunner = run_agent,
+    clock: Callable[[], datetime] | None = None,
 ) -> AsyncIterator[RunningCloud]:
-    """Serves a new cloud on this event loop; port 0 takes any free one."""
-    cloud = Cloud(agent, settings)
+    """Serves a new cloud on this event loop; port 0 takes any free one, and no `clock` is the machine's."""
+    cloud = Cloud(agent, settings, clock)
     config = uvicorn.Config(
         create_app(cloud), host=HOST, port=port, http="httptools", lifespan="off", access_log=False,
         log_level="warning", proxy_headers=False, timeout_graceful_shutdown=1,
