@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from commands import accelerators, audit, database, demo, job, key, org, processes, project, replay, up
+from commands import accelerators, audit, database, demo, job, key, offers, org, processes, project, quote, replay, up
 from commands.exits import describe_exit_codes
 from commands.render import put
 
@@ -47,6 +47,8 @@ app.add_typer(org.tenant, name="tenant")
 app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
 app.add_typer(audit.app, name="audit")
+app.command("offers", short_help="List what the connected providers offer.")(offers.offers)
+app.command("quote", short_help="Ask whether a job could run now, and for how much.")(quote.quote)
 app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
 app.command("worker", short_help="Run a Temporal worker.")(processes.worker)
 app.command("api", short_help="Run an API server.")(processes.api)

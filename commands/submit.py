@@ -128,7 +128,11 @@ def _fill_in(body: dict[str, Any]) -> None:
         raise usage("nothing to submit: no job file, and no --image", "headrace job submit --help shows both ways")
     if "command" not in container and "script_b64" not in container:
         raise usage("the job has nothing to run", "give a command after --, or --script FILE")
-    compute = body.setdefault("compute", {})
+    fill_in_compute(body.setdefault("compute", {}))
+
+
+def fill_in_compute(compute: dict[str, Any]) -> None:
+    """What flags alone leave open of the hardware."""
     if "accelerator" not in compute:
         if compute.get("gpu_count"):
             raise usage("--gpus needs --accelerator", "headrace accelerators lists the names")

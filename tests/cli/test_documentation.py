@@ -66,6 +66,8 @@ def test_the_commands_are_the_ones_that_are_meant_to_be_there():
             "audit list",
             "audit export",
             "accelerators",
+            "offers",
+            "quote",
             "replay",
             "worker",
             "api",
