@@ -162,6 +162,10 @@ class ApiClient:
         """The answer's JSON object; raises as `get` does."""
         return self._send("PUT", path, json=body, headers=headers)
 
+    def delete(self, path: str) -> None:
+        """Raises as `get` does."""
+        self._send("DELETE", path)
+
     def pages(self, path: str, params: Mapping[str, Any] | None = None, *, limit: int | None = None) -> Iterator[Any]:
         """Every item of a list, page by page; at most `limit` of them when given."""
         query = dict(params or {})
@@ -184,6 +188,8 @@ class ApiClient:
             answer = self._http.request(method, url, **arguments)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise unreachable(self.credentials, error) from None
+        if answer.status_code == 204:
+            return {}
         if answer.is_success:
             try:
                 content: dict[str, Any] = answer.json()

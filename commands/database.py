@@ -28,7 +28,7 @@ def db() -> None:
 @app.command("upgrade")
 def upgrade() -> None:
     """Bring the database to this version's schema. Repeatable, and safe beside another one that does the same."""
-    with _open(load_settings()) as database:
+    with open_database(load_settings()) as database:
         _upgrade(database)
 
 
@@ -54,7 +54,7 @@ def init(
             code=ExitCode.USAGE,
             hints=("create it, or give --credentials",),
         )
-    with _open(settings) as database:
+    with open_database(settings) as database:
         _upgrade(database)
         made = bootstrap.first_start(database, utc_now())
         if made is None and new_key:
@@ -78,7 +78,8 @@ def init(
 
 
 @contextmanager
-def _open(settings: Settings) -> Iterator["Database"]:
+def open_database(settings: Settings) -> Iterator["Database"]:
+    """The database of `settings`, closed at the end."""
     from store.db import Database
 
     if settings.database_url is None:

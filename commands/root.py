@@ -4,7 +4,23 @@ from typing import Annotated
 
 import typer
 
-from commands import accelerators, audit, database, demo, job, key, offers, org, processes, project, quote, replay, up
+from commands import (
+    accelerators,
+    audit,
+    database,
+    demo,
+    job,
+    key,
+    offers,
+    org,
+    processes,
+    project,
+    quote,
+    replay,
+    secret,
+    up,
+    vault,
+)
 from commands.exits import describe_exit_codes
 from commands.render import put
 
@@ -41,6 +57,7 @@ def headrace(
 app.command("up", short_help="Start the embedded stack, and keep it running until Ctrl-C.")(up.up)
 app.command("demo", short_help="Run a real training job from nothing: stack, log, bill.")(demo.demo)
 app.add_typer(job.app, name="job")
+app.add_typer(secret.app, name="secret")
 app.command("accelerators", short_help="List what can be asked for: GPUs and CPU classes.")(accelerators.accelerators)
 app.add_typer(org.app, name="org")
 app.add_typer(org.tenant, name="tenant")
@@ -52,4 +69,5 @@ app.command("quote", short_help="Ask whether a job could run now, and for how mu
 app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
 app.command("worker", short_help="Run a Temporal worker.")(processes.worker)
 app.command("api", short_help="Run an API server.")(processes.api)
+app.add_typer(vault.app, name="vault", short_help="Rotate the master key.")
 app.add_typer(database.app, name="db", short_help="Upgrade the database, create an installation.")

@@ -12,6 +12,7 @@ from commands.follow import announce, follow_logs, wait_until_terminal
 from commands.job_file import merge, parse_assignments, read_job_file, script_from, usage
 from commands.options import AsJson, DataDir, OnBehalfOf
 from commands.render import hint, job_record, print_json, print_log_lines, put, say, show_job
+from commands.secret import with_ids
 
 _DEFAULT_DISK_GB = 10
 
@@ -45,6 +46,24 @@ def submit(
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Repeatable.", show_default=False)
+    ] = None,
+    secret_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret-env",
+            metavar="NAME=SECRET:KEY",
+            help="A variable from a stored secret, by its id or name. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    pull_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--image-pull-secret",
+            metavar="SECRET",
+            help="A stored secret with the keys username and password.",
+            show_default=False,
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="A name for people.", show_default=False)] = None,
     label: Annotated[
@@ -93,6 +112,8 @@ def submit(
             ("container", "command"): argv or None,
             ("container", "script_b64"): None if script is None else script_from(script),
             ("container", "env"): parse_assignments(env, "--env") if env else None,
+            ("container", "secret_env"): _references(secret_env) if secret_env else None,
+            ("container", "image_pull_secret"): pull_secret,
             ("compute", "accelerator"): accelerator,
             ("compute", "gpu_count"): gpus,
             ("compute", "vcpu_count"): vcpus,
@@ -110,6 +131,7 @@ def submit(
         print_json(body)
         return
     with ApiClient(find_credentials(data_dir), on_behalf_of=on_behalf_of) as client:
+        body = with_ids(client, body)
         job = client.post("/jobs", body, {"Idempotency-Key": idempotency_key or new_idempotency_key()})
         after_create(client, job, follow=follow, wait=wait, as_json=as_json)
 
@@ -119,6 +141,17 @@ def _split(words: list[str]) -> tuple[str | None, list[str]]:
     if words and words[0].endswith((".yaml", ".yml")) and (len(words) == 1 or Path(words[0]).is_file()):
         return words[0], words[1:]
     return None, words
+
+
+def _references(pairs: list[str]) -> dict[str, dict[str, str]]:
+    found = {}
+    for name, reference in parse_assignments(pairs, "--secret-env").items():
+        # Keys have no colon, names of secrets may.
+        secret, colon, key = reference.rpartition(":")
+        if not secret or not colon or not key:
+            raise usage(f"--secret-env {name} wants SECRET:KEY")
+        found[name] = {"secret_id": secret, "key": key}
+    return found
 
 
 def _fill_in(body: dict[str, Any]) -> None:
