@@ -1,0 +1,22 @@
+"""What a RunPod connection is made of."""
+
+from pydantic import Field, SecretStr
+
+from domain.spec import Frozen
+
+
+class RunPodCredentials(Frozen):
+    """The fields of the connection form. The key needs read and write access to pods, and to the GraphQL API."""
+
+    api_key: SecretStr = Field(min_length=1)
+    include_community: bool = False
+    """Also offer the Community Cloud: cheaper, on machines of third parties, less reliable."""
+
+
+class RunPodEndpoints(Frozen):
+    """Where the API is; other than the vendor's only in tests."""
+
+    rest: str = "https://api.runpod.io/v2"
+    graphql: str = "https://api.runpod.io/graphql"
+    http_proxy_domain: str = "proxy.runpod.net"
+    """Port N of pod P is at `https://P-N.<domain>`."""
