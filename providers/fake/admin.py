@@ -69,8 +69,8 @@ class _Admin:
         return JSONResponse([self._truth(resource) for resource in self._cloud.resources.values()])
 
     async def change(self, request: Request) -> Response:
-        """`{"action": "vanish" | "interrupt" | "price" | "hide" | "status" | "fail", ...}` of one instance; the key is
-        its id or its attempt, and then the newest of the attempt's."""
+        """`{"action": "vanish" | "interrupt" | "price" | "hide" | "status" | "fail" | "release", ...}` of one instance;
+        the key is its id or its attempt, and then the newest of the attempt's."""
         key, change = request.path_params["key"], await request.json()
         named = [i for i in self._cloud.instances() if key in (i.id, i.labels.get("attempt"))]
         if not named:
@@ -84,6 +84,10 @@ class _Admin:
                 self._cloud.vanish(instance)
             case "interrupt":
                 self._cloud.interrupt(instance)
+            case "fail":
+                self._cloud.fail(instance, change["code"], change["message"])
+            case "release":
+                self._cloud.release(instance)
             case "price":
                 self._cloud.set_price(instance, Decimal(change["usd_per_hour"]))
             case "hide":

@@ -121,7 +121,18 @@ class _Agent:
                 async with asyncio.timeout(pause):
                     await self._stop.wait()
                     return KILLED
+        if script.hold_run and await self._stopped_before_release():
+            return KILLED
         return script.status, script.signal
+
+    async def _stopped_before_release(self) -> bool:
+        waits = [asyncio.create_task(event.wait()) for event in (self._stop, self._instance.released)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self._stop.is_set()
 
     async def _take_orders(self, wait_seconds: int, script: AgentScript) -> None:
         path = f"/agent/v1/orders?wait={wait_seconds}"

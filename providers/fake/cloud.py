@@ -142,6 +142,8 @@ class Instance(Resource):
     agent_events: list[tuple[datetime, str]] = field(default_factory=list)
     """What its agent did, by the cloud's clock: hello, started, stop, exited, ..."""
     life: asyncio.Task[None] | None = None
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Lets a machine or a workload go on whose script holds it."""
 
 
 AgentRunner = Callable[[Instance, Callable[[str], None]], Awaitable[int | None]]
@@ -267,6 +269,15 @@ class Cloud:
         else:
             self.set_price(instance, instance.offer.stopped_usd_hr)
 
+    def release(self, instance: Instance) -> None:
+        """What its script holds goes on: the boot first, then the workload."""
+        instance.released.set()
+
+    def fail(self, instance: Instance, code: str, message: str) -> None:
+        """The boot fails. The machine is charged until it is deleted."""
+        self._halt(instance)
+        instance.status, instance.failure_code, instance.message = "failed", code, message
+
     def set_price(self, instance: Instance, usd_per_hour: Decimal) -> None:
         instance.prices.append((self.now(), usd_per_hour))
 
@@ -290,6 +301,9 @@ class Cloud:
         await asyncio.sleep(self.settings.pending_seconds)
         instance.status = "starting"
         await asyncio.sleep(self.settings.starting_seconds)
+        if instance.script.hold_boot:
+            await instance.released.wait()
+            instance.released.clear()
         if failure_code is not None:
             instance.status, instance.failure_code, instance.message = "failed", failure_code, message
             return

@@ -56,6 +56,14 @@ class CloudControl:
         """The instance is taken back by the cloud: stopped, listed as interrupted."""
         await self._change(key, action="interrupt")
 
+    async def fail(self, key: str, code: str = "boot_failed", message: str = "the boot failed") -> None:
+        """The instance's boot fails."""
+        await self._change(key, action="fail", code=code, message=message)
+
+    async def release(self, key: str) -> None:
+        """What the instance's script holds goes on: its boot, or its workload."""
+        await self._change(key, action="release")
+
     async def set_price(self, key: str, usd_per_hour: Decimal | str) -> None:
         await self._change(key, action="price", usd_per_hour=str(usd_per_hour))
 

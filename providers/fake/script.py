@@ -18,6 +18,10 @@ class AgentScript(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     never_hello: bool = False
+    hold_boot: bool = False
+    """The machine goes on booting until it is released, or made to fail."""
+    hold_run: bool = False
+    """The workload goes on, its output written, until it is released, told to stop, or loses its machine."""
     hello_delay_seconds: float = 0
     fault: str | None = None
     """Reported in place of a launch: what the image lacks."""

@@ -24,7 +24,7 @@ from api.agent import create_agent_app
 from api.app import create_app
 from api.server import duties
 from api.services import Services
-from domain.clock import utc_now
+from domain.clock import Clock, utc_now
 from domain.ids import new_id
 from domain.states import TERMINAL, JobState
 from providers.fake.control import CloudControl
@@ -223,6 +223,7 @@ async def control_plane(
     *,
     cloud_url: str | None = None,
     vault: Vault | None = None,
+    clock: Clock = utc_now,
     **overrides: Any,
 ) -> AsyncIterator[ControlPlane]:
     """Starts all parts; at the end stops them. The database must hold the tables."""
@@ -234,12 +235,12 @@ async def control_plane(
     )  # fmt: skip
     settings.agent_dir.mkdir()
     db, vault = Database(database_url), vault or Vault.parse(Vault.generate())
-    started = await asyncio.to_thread(first_start, db, utc_now())
+    started = await asyncio.to_thread(first_start, db, clock())
     assert started is not None
     blobs = open_blob_store(settings.segment_url)
-    logs = LogStore(db, blobs, utc_now, max_bytes=settings.log_max_bytes)
+    logs = LogStore(db, blobs, clock, max_bytes=settings.log_max_bytes)
     temporal = await connect(settings, vault)
-    services = Services(settings, db, vault, logs, utc_now, temporal)
+    services = Services(settings, db, vault, logs, clock, temporal)
     providers = build_providers(settings, started.owner_id)
     client = httpx.AsyncClient(
         transport=httpx.ASGITransport(create_app(services)),
@@ -250,7 +251,7 @@ async def control_plane(
     plane = ControlPlane(
         settings, services, temporal, client, started.org_id,
         cloud=CloudControl(cloud_url) if cloud_url else None,
-        context=Context(settings, db, vault, logs, blobs, utc_now, providers, started.owner_id),
+        context=Context(settings, db, vault, logs, blobs, clock, providers, started.owner_id),
     )  # fmt: skip
     try:
         await plane.start_api()
