@@ -46,8 +46,9 @@ class OffersActivities:
                 error = refused
             else:
                 took, now = _milliseconds_since(began), self._context.clock()
+                snapshot = await asyncio.to_thread(offers.Snapshot.of, found)
                 changed = await db.write(
-                    lambda s: offers.replace(s, connection_id, provider.name, capabilities, found, took, now)
+                    lambda s: offers.replace(s, connection_id, provider.name, capabilities, snapshot, took, now)
                 )
                 return f"{connection_id}: {len(found)} offers, {changed} changed, in {took} ms"
             took, now, message = _milliseconds_since(began), self._context.clock(), bounded(error.message)

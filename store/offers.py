@@ -4,7 +4,7 @@ Whoever reads offers here takes those of `usable` connections only: neither bloc
 long ago.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -40,6 +40,20 @@ class Market:
     """The oldest of the observations that this rests on; None when there are none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a connection offers, as it is stored: made before the transaction, since thousands take their time."""
+
+    rows: dict[str, dict[str, Any]]
+    digests: dict[str, str]
+
+    @classmethod
+    def of(cls, offers: Iterable[Offer]) -> "Snapshot":
+        """Of one connection; their ids must be distinct."""
+        rows = {offer.id: _stored(offer) for offer in offers}
+        return cls(rows, {offer_id: _digest(row["offer"]) for offer_id, row in rows.items()})
+
+
 # Polls ----------------------------------------------------------------------------------------------------------------
 
 
@@ -48,14 +62,13 @@ def replace(
     connection_id: str,
     provider: str,
     capabilities: Capabilities,
-    offers: Sequence[Offer],
+    snapshot: Snapshot,
     latency_ms: int,
     now: datetime,
 ) -> int:
-    """The connection's new snapshot, in place of the older one; says how many offers differ from it. Their ids must be
-    distinct. Rows that did not change are not written."""
-    wanted = {offer.id: _stored(offer) for offer in offers}
-    digests = {offer_id: _digest(values["offer"]) for offer_id, values in wanted.items()}
+    """The connection's new snapshot, in place of the older one; says how many offers differ from it. Rows that did not
+    change are not written."""
+    wanted, digests = snapshot.rows, snapshot.digests
     query = select_columns(_OFFERS.c.offer_id, _OFFERS.c.digest).where(_OFFERS.c.connection_id == connection_id)
     known: dict[str, str] = {row.offer_id: row.digest for row in session.connection().execute(query)}
     over = [offer_id for offer_id, digest in known.items() if digests.get(offer_id) != digest]
@@ -64,7 +77,7 @@ def replace(
         parameters = [{"connection": connection_id, "offer": offer_id} for offer_id in over]
         session.connection().execute(_DELETE_ONE, parameters)
     if new:
-        rows = [{"connection_id": connection_id, **wanted[i], "digest": digests[i]} for i in new]
+        rows = [{"connection_id": connection_id, "digest": digests[i], **wanted[i]} for i in new]
         session.connection().execute(insert(_OFFERS), rows)
     health = _health(session, connection_id, provider)
     health.provider, health.capabilities = provider, capabilities.model_dump(mode="json")

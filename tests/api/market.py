@@ -5,6 +5,7 @@ from typing import Any
 
 from domain.offers import Capabilities, Offer
 from store import offers
+from store.offers import Snapshot
 from tests.api.conftest import Api
 
 GPU = "nvidia-l4-24gb"
@@ -37,7 +38,7 @@ class Market:
 
     def polled(self, provider: str, *found: Offer, capabilities: Capabilities = ABLE) -> None:
         now = self._api.services.clock()
-        self._api.write(lambda s: offers.replace(s, provider, provider, capabilities, found, 42, now))
+        self._api.write(lambda s: offers.replace(s, provider, provider, capabilities, Snapshot.of(found), 42, now))
 
     def failed(self, provider: str, message: str = "no answer", kind: str = "ambiguous") -> None:
         now = self._api.services.clock()

@@ -29,7 +29,8 @@ def market(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         )  # fmt: skip
 
     found = [offer("a", "0.36"), offer("b", "0.5", spot=True), offer("c", "0.72", available=False)]
-    server.write(lambda s: offers.replace(s, "aws", "aws", Capabilities(ssh=True), found, 42, utc_now()))
+    snapshot = offers.Snapshot.of(found)
+    server.write(lambda s: offers.replace(s, "aws", "aws", Capabilities(ssh=True), snapshot, 42, utc_now()))
     server.write(lambda s: offers.poll_failed(s, "gcp", "gcp", "auth", "the key is wrong", 7, utc_now()))
 
 

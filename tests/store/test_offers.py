@@ -16,6 +16,7 @@ from domain.states import JobState
 from store import attempts, offers
 from store.attempts import OfferTaken
 from store.db import Database
+from store.offers import Snapshot
 from store.tables import Instance, Job
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
@@ -25,7 +26,9 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def replaced(database: Database, found: list[Offer], now: datetime, connection: str = "c") -> int:
-    return database.run_write(lambda s: offers.replace(s, connection, "aws", Capabilities(), found, 5, now))
+    return database.run_write(
+        lambda s: offers.replace(s, connection, "aws", Capabilities(), Snapshot.of(found), 5, now)
+    )
 
 
 def test_a_snapshot_takes_the_place_of_the_older_one_and_writes_what_changed(
@@ -189,7 +192,7 @@ def test_the_menu_over_the_cache_is_the_menu_over_the_live_offers(
     for provider in _PROVIDERS:
         own = [offer for offer in found if offer.provider == provider]
         sqlite_database.run_write(
-            lambda s, p=provider, own=own: offers.replace(s, p, p, able[p], own, 1, NOW)  # type: ignore[misc]
+            lambda s, p=provider, own=own: offers.replace(s, p, p, able[p], Snapshot.of(own), 1, NOW)  # type: ignore[misc]
         )
     reserved = frozenset(offer.ref for offer in found[:held])
     compute = spec.compute
