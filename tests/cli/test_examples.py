@@ -54,6 +54,14 @@ def test_script(headrace: Headrace):
     assert by_stream["stderr"][0] == "free space on the ephemeral disk:"
 
 
+def test_a_job_gets_its_secret_and_the_log_does_not(headrace: Headrace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_TOKEN", "hf_0123456789")
+    assert headrace("secret", "create", "hub", "--from-env", "HF_TOKEN=MY_TOKEN").code == 0
+    result = headrace("job", "submit", EXAMPLES / "secret.yaml", "--follow")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-2:] == ["a token of 13 characters", "the log does not show it: ***"]
+
+
 def test_a_failing_command_ends_follow_and_wait_with_its_class(headrace: Headrace):
     for flag in ("--follow", "--wait"):
         result = headrace("job", "submit", EXAMPLES / "hello.yaml", flag, "--", "bash", "-c", "exit 7")
