@@ -70,7 +70,7 @@ BY_CODE: Mapping[str, type[ProviderError]] = {
     "ServiceUnavailable": Ambiguous,
     "Unavailable": Ambiguous,
 }
-TOKEN_OF_DEAD = "IdempotentInstanceTerminated"
+TOKEN_OF_DEAD = "IdempotentInstanceTerminated"  # noqa: S105 - a code, no secret
 TOKEN_SPENT = frozenset({"IdempotentParameterMismatch", TOKEN_OF_DEAD})
 DRY_RUN_PASSED = "DryRunOperation"
 

@@ -1,15 +1,20 @@
 """The fake cloud for provider tests: on the test's own event loop, empty at its beginning."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from providers.aws.provider import AwsProvider
 from providers.base import ProviderContext
 from providers.fake.control import CloudControl
 from providers.fake.provider import FakeProvider
 from providers.fake.server import RunningCloud, serve
+from tests.providers import aws_server
+from tests.providers.aws_server import AwsServer
+from tests.providers.aws_support import aws_provider
 from tests.providers.conformance import OWNER
 
 
@@ -45,3 +50,22 @@ def make_fake_provider(fake_cloud: RunningCloud) -> Callable[..., FakeProvider]:
 def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory for all podman tests of this process: how podman works here is found out once, in a second."""
     return tmp_path_factory.mktemp("podman")
+
+
+@pytest.fixture(scope="session")
+def aws_cloud() -> Iterator[tuple[AwsServer, str]]:
+    """One AWS for all tests of this process: moto takes seconds to load what it knows of EC2."""
+    with aws_server.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def aws(aws_cloud: tuple[AwsServer, str]) -> AwsServer:
+    """It, without anything in it."""
+    aws_cloud[0].clear()
+    return aws_cloud[0]
+
+
+@pytest.fixture
+def make_aws_provider(aws: AwsServer, aws_cloud: tuple[AwsServer, str]) -> Callable[..., AwsProvider]:
+    return partial(aws_provider, aws_cloud[1])

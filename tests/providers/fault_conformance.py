@@ -59,7 +59,7 @@ class Faults(Protocol):
         ...
 
     async def cut_list_page(self, operation: str) -> None:
-        """The next page lacks an item, and its frame does not say so."""
+        """The next page lacks an item, or what an item must have, and its frame does not say so."""
         ...
 
     async def unknown_status(self, spec: InstanceSpec) -> None:
