@@ -22,7 +22,7 @@ from api.pagination import CursorParameter, Traversal, page
 from domain.budgets import DEFAULT_ALERT_PERCENTS, EXHAUSTED_PERCENT, BudgetPeriod
 from domain.errors import NotFound, PreconditionFailed
 from domain.money import cents
-from store import audit, budgets
+from store import audit, budgets, tenants
 from store.access import Principal
 from store.budgets import BudgetStatus
 from store.tables import Budget as BudgetRow
@@ -199,6 +199,7 @@ async def create_budget(
     wanted, now, of_org = await parsed(request, BudgetCreate), services.clock(), target(principal, org_id)
 
     def create(session: Session) -> BudgetStatus:
+        tenants.get(session, of_org)
         made = budgets.create(
             session,
             of_org,

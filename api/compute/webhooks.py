@@ -19,7 +19,7 @@ from api.pagination import CursorParameter, Traversal, page
 from domain.errors import NotFound
 from domain.notices import NoticeType
 from egress import MOST_URL_CHARACTERS, EgressRefused, check_url
-from store import audit, webhooks
+from store import audit, tenants, webhooks
 from store.tables import Webhook as WebhookRow
 from store.tables import WebhookDelivery
 
@@ -143,6 +143,7 @@ async def create_webhook(
     wanted, now, of_org = await parsed(request, WebhookCreate), services.clock(), target(principal, org_id)
 
     def create(session: Session) -> webhooks.NewWebhook:
+        tenants.get(session, of_org)
         made = webhooks.create(session, services.vault, of_org, wanted.url, wanted.events, wanted.enabled, now)
         data = {"events": wanted.events, "enabled": wanted.enabled}
         audit.write(session, principal, "webhook.create", made.webhook.id, now, data, org_id=of_org)
