@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -63,31 +64,36 @@ def stack(request: pytest.FixtureRequest, cloud: str) -> Iterator[Stack]:
 
 
 def test_no_secret_is_anywhere_but_where_it_belongs(stack: Stack, cloud: str) -> None:
-    env, script, registry = (Canary.fresh(name) for name in ("env", "script", "registry password"))
-    planted = [env, script, registry]
+    env, script, registry, stored, pull = (
+        Canary.fresh(name) for name in ("env", "script", "registry password", "stored secret", "pull secret")
+    )
+    planted = [env, script, registry, stored, pull]
     master = (stack.data_dir / "master.key").read_text().strip().partition(":")[2]
     own = [Canary("API key", stack.credentials["api_key"]), Canary("master key", master)]
     secret_container = {
         "env": {"TOKEN": env.text},
         "script_b64": base64.b64encode(
-            f"# {script.text}\nfor i in $(seq 1 60); do echo line $i; sleep 0.1; done; exit 3".encode()
+            f'# {script.text}\necho "token: $STORED"; env | grep ^STORED= >&2\n'
+            "for i in $(seq 1 60); do echo line $i; sleep 0.1; done; exit 3".encode()
         ).decode(),
         "registry_credential": {"username": "robot", "password": registry.text},
     }
     answers: dict[str, str] = {}
+    secret_id = _secret(stack, "stored", {"TOKEN": stored.text}, answers)
+    pull_id = _secret(stack, "pull", {"username": "robot", "password": pull.text}, answers)
+    secret_container["secret_env"] = {"STORED": {"secret_id": secret_id, "key": "TOKEN"}}
     with ProcessWatch([*planted, *own], pause_seconds=0.05) as watch:
         jobs = [
             _job_whose_worker_dies_in_each_phase(stack, secret_container, answers),
-            *_jobs_that_fail_at_the_provider(stack, cloud, secret_container),
+            *_jobs_that_fail_at_the_provider(stack, cloud, secret_container, pull_id),
         ]
         _refused_requests(stack, secret_container, answers)
         for job_id in jobs:
             stack.until_terminal(job_id)
             stack.until_gone(job_id)
-    for job_id in jobs:
-        for part in ("", "/events", "/instances", "/logs"):
-            answers[f"GET {job_id}{part}"] = stack.call("GET", f"/jobs/{job_id}{part}").text
-    answers["GET jobs"] = stack.call("GET", "/jobs").text
+    known = {"jobs": jobs, "secrets": [secret_id, pull_id], "tenants": [stack.credentials["org_id"]]}
+    for role in (None, "viewer", "member", "org_admin"):
+        _everything_that_can_be_got(stack, role, known, answers)
 
     histories = _exports(stack)
     assert watch.samples > 10
@@ -96,6 +102,8 @@ def test_no_secret_is_anywhere_but_where_it_belongs(stack: Stack, cloud: str) ->
     assert not watch.sightings
     assert search_texts([*planted, *own], everything) == []
     assert search_tree([*planted, *own], stack.data_dir, but=KEPT_SECRETS) == []
+    log = stack.call("GET", f"/jobs/{jobs[0]}/logs", params={"source": "user", "limit": 1000}).json()["data"]
+    assert {"token: ***", "STORED=***"} <= {line["message"] for line in log}
     # The search itself works: where a secret belongs, it is found.
     assert search_tree(own, stack.data_dir) != []
 
@@ -119,8 +127,42 @@ def _job_whose_worker_dies_in_each_phase(stack: Stack, container: dict[str, obje
     return job_id
 
 
-def _jobs_that_fail_at_the_provider(stack: Stack, cloud: str, container: dict[str, object]) -> list[str]:
-    """One whose image cannot be pulled with its password, one whose provider repeats its requests in its errors."""
+def _secret(stack: Stack, name: str, data: dict[str, str], answers: dict[str, str]) -> str:
+    """Stored, rotated to the same values, and refused a second time."""
+    body = {"name": name, "data": data}
+    made = stack.call("POST", "/secrets", json=body)
+    assert made.status_code == 201, made.text
+    rotated = stack.call("POST", f"/secrets/{made.json()['id']}/rotate", json={"data": data})
+    assert rotated.status_code == 200, rotated.text
+    for number, answer in enumerate((made, rotated, stack.call("POST", "/secrets", json={**body, "surprise": data}))):
+        answers[f"secret {name} {number}"] = answer.text
+    return str(made.json()["id"])
+
+
+def _everything_that_can_be_got(
+    stack: Stack, role: str | None, known: dict[str, list[str]], answers: dict[str, str]
+) -> None:
+    """Every GET of the API that needs no id, or the id of something known; as the admin, or by a key of that role."""
+    headers = {}
+    if role is not None:
+        made = stack.call("POST", "/../admin/keys", json={"owner": role, "role": role})
+        assert made.status_code == 201, made.text
+        headers["Authorization"] = f"Bearer {made.json()['token']}"
+    got = 0
+    for path, operations in stack.call("GET", "/../../../openapi.json").json()["paths"].items():
+        if "get" not in operations or not path.startswith("/api/v1/") or path.count("{") > 1:
+            continue
+        kind = path.removeprefix("/api/v1/").split("/")[1]
+        for named in known.get(kind, []) if "{" in path else [""]:
+            whole = re.sub(r"\{[^}]*\}", named, path)
+            answer = stack.call("GET", whole.replace("/api/v1", "/..", 1), headers=headers)
+            answers[f"GET {whole} as {role}"] = answer.text
+            got += answer.status_code == 200
+    assert got > 5 * len(known["jobs"])
+
+
+def _jobs_that_fail_at_the_provider(stack: Stack, cloud: str, container: dict[str, object], pull_id: str) -> list[str]:
+    """Two whose image cannot be pulled with their passwords, two whose provider repeats its requests in its errors."""
     refused = {**container, "image": "127.0.0.1:9/org/private:v1"}
     local = stack.create(container=refused, placement={"providers": ["local"]})
     for operation in ("create", "get", "delete"):
@@ -132,7 +174,14 @@ def _jobs_that_fail_at_the_provider(stack: Stack, cloud: str, container: dict[st
         "registry_credential": container["registry_credential"],
         "command": ["fake", json.dumps({"run_seconds": 1})],
     }
-    return [local, stack.create(container=fake, placement={"providers": ["fake"]})]
+    stored = {**fake, "registry_credential": None, "image_pull_secret": pull_id, "secret_env": container["secret_env"]}
+    by_secret = {**refused, "registry_credential": None, "image_pull_secret": pull_id}
+    return [
+        local,
+        stack.create(container=by_secret, placement={"providers": ["local"]}),
+        stack.create(container=fake, placement={"providers": ["fake"]}),
+        stack.create(container=stored, placement={"providers": ["fake"]}),
+    ]
 
 
 def _refused_requests(stack: Stack, container: dict[str, object], answers: dict[str, str]) -> None:
