@@ -7,6 +7,7 @@ import typer
 from commands import (
     accelerators,
     audit,
+    budget,
     database,
     demo,
     job,
@@ -20,6 +21,7 @@ from commands import (
     secret,
     up,
     vault,
+    webhook,
 )
 from commands.exits import describe_exit_codes
 from commands.render import put
@@ -64,6 +66,8 @@ app.add_typer(org.tenant, name="tenant")
 app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
 app.add_typer(audit.app, name="audit")
+app.add_typer(budget.app, name="budget")
+app.add_typer(webhook.app, name="webhook")
 app.command("offers", short_help="List what the connected providers offer.")(offers.offers)
 app.command("quote", short_help="Ask whether a job could run now, and for how much.")(quote.quote)
 app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
