@@ -3,19 +3,19 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from providers.aws.provider import AwsProvider
 from providers.base import ProviderContext
 from providers.fake.control import CloudControl
 from providers.fake.provider import FakeProvider
 from providers.fake.server import RunningCloud, serve
-from tests.providers import aws_server
-from tests.providers.aws_server import AwsServer
-from tests.providers.aws_support import aws_provider
 from tests.providers.conformance import OWNER
+
+if TYPE_CHECKING:
+    from providers.aws.provider import AwsProvider
+    from tests.providers.aws_server import AwsServer
 
 
 @pytest.fixture
@@ -53,19 +53,23 @@ def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def aws_cloud() -> Iterator[tuple[AwsServer, str]]:
+def aws_cloud() -> "Iterator[tuple[AwsServer, str]]":
     """One AWS for all tests of this process: moto takes seconds to load what it knows of EC2."""
+    from tests.providers import aws_server
+
     with aws_server.serve() as running:
         yield running
 
 
 @pytest.fixture
-def aws(aws_cloud: tuple[AwsServer, str]) -> AwsServer:
+def aws(aws_cloud: "tuple[AwsServer, str]") -> "AwsServer":
     """It, without anything in it."""
     aws_cloud[0].clear()
     return aws_cloud[0]
 
 
 @pytest.fixture
-def make_aws_provider(aws: AwsServer, aws_cloud: tuple[AwsServer, str]) -> Callable[..., AwsProvider]:
+def make_aws_provider(aws: "AwsServer", aws_cloud: "tuple[AwsServer, str]") -> "Callable[..., AwsProvider]":
+    from tests.providers.aws_support import aws_provider
+
     return partial(aws_provider, aws_cloud[1])
