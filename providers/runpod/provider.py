@@ -72,6 +72,7 @@ _IMAGE_AT_FAULT = re.compile(
     r"unauthorized: |no matching manifest|invalid reference format|no space left on device",
     re.IGNORECASE,
 )
+_START_AT_FAULT = re.compile(r"executable file not found|oci runtime create failed|exec format error", re.IGNORECASE)
 
 
 class RunPodProvider:
@@ -368,6 +369,8 @@ class _Boot:
         for line in lines:
             if _IMAGE_AT_FAULT.search(line):
                 raise ImagePullFailed(f"provision {self._spec.attempt_id}: {line}")
+            if _START_AT_FAULT.search(line):
+                raise BootstrapFailed(f"provision {self._spec.attempt_id}: the image cannot start bash: {line}")
         if failed:
             said = " | ".join(lines[-_DIAGNOSIS_LINES:]) or view.message
             raise BootstrapFailed(f"provision {self._spec.attempt_id}: {said}")
