@@ -458,7 +458,7 @@ class TestBoot:
         await control.script()
         async with plane.listening() as url, httpx.AsyncClient() as client:
             body = {
-                "name": "x", "image": "y", "gpu": {"id": "NVIDIA GeForce RTX 4090"},
+                "name": f"{OWNER}-{new_attempt_id()}", "image": "y", "gpu": {"id": "NVIDIA GeForce RTX 4090"},
                 "env": {"HEADRACE_TOKEN": "hrb.x", "HEADRACE_URL": url},
             }  # fmt: skip
             headers = {"authorization": f"Bearer {API_KEY}"}
