@@ -16,6 +16,7 @@ from sqlmodel import Session, col, select
 from domain.errors import Conflict, Forbidden, NotFound
 from domain.states import TERMINAL, JobState
 from store.access import create_organization, require_name
+from store.budget_inbox import spend_changed
 from store.tables import Job, Organization
 
 LIVE = tuple(state.value for state in JobState if state not in TERMINAL)
@@ -61,6 +62,9 @@ def put(session: Session, org_id: str, values: Mapping[str, Any], now: datetime)
         found.updated_at = max(now, found.updated_at)
     session.add(found)
     session.flush()
+    if "time_zone" in changed:
+        # Its budgets' months begin and end otherwise now.
+        spend_changed(session, org_id, f"zone-{found.updated_at.isoformat()}", now)
     return Put(found, created, changed)
 
 

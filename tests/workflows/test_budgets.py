@@ -1,17 +1,25 @@
 """The budget workflow on a real server: it ends jobs in time, by a timer that changes move, and says so."""
 
 import asyncio
+import json
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 from sqlmodel import select
+from temporalio.client import WorkflowExecutionStatus
+from temporalio.service import RPCError
 from temporalio.testing import ActivityEnvironment
 
 from activities.reconcile import ReconcileActivities
+from activities.recovery import sweep
+from domain.clock import utc_now
 from domain.states import JobState
+from providers.fake.server import RunningCloud
 from store.budget_inbox import budget_workflow_id
 from store.tables import BudgetAlert, InboxRow
-from tests.support.control_plane import ControlPlane, until
+from tests.support.control_plane import ControlPlane, control_plane, until
+from tests.test_egress import receiving
 
 # The cloud's CPU costs 0.36 USD/h by the second, 0.0001 USD a second; a teardown takes a second, the drain half of one.
 SECOND = Decimal("0.0001")
@@ -143,3 +151,53 @@ async def test_without_a_budget_there_is_no_workflow_and_no_message(plane: Contr
     await plane.until_gone(job_id)
     rows = await plane.services.db.read(lambda s: s.exec(select(InboxRow).where(InboxRow.kind == "budget")).all())
     assert rows == []
+
+
+async def test_a_budget_that_stops_its_jobs_tells_a_webhook_so(
+    sqlite_url: str, temporal_address: str, cloud: RunningCloud
+) -> None:
+    async with (
+        receiving() as receiver,
+        control_plane(
+            sqlite_url, temporal_address, cloud_url=cloud.url, egress_allowed_networks="127.0.0.1/32"
+        ) as plane,
+    ):
+        answer = await plane.client.post(
+            "/api/v1/compute/webhooks", json={"url": f"http://127.0.0.1:{receiver.port}/hook"}
+        )
+        assert answer.status_code == 201, answer.text
+        budget_id = await budget(plane, str(20 * SECOND), alerts=[50])
+        job_id = await plane.fake(run_seconds=120)
+        await plane.until_terminal(job_id)
+        await plane.until_gone(job_id)
+
+        async def told() -> bool:
+            return len(receiver.requests) >= 3
+
+        await until(told, what="three deliveries")
+        bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in receiver.requests]
+    by_type = {body["type"]: body["data"] for body in bodies}
+    assert set(by_type) == {"budget.threshold_reached", "budget.exhausted", "job.terminated"}
+    assert by_type["budget.threshold_reached"]["budget"]["percent"] == 50
+    assert by_type["budget.exhausted"]["budget"]["id"] == budget_id
+    assert by_type["budget.exhausted"]["budget"]["stopped_jobs"] == [job_id]
+    assert by_type["job.terminated"]["job"]["reason"]["code"] == "budget_exhausted"
+
+
+async def test_a_budget_workflow_that_was_ended_from_outside_is_started_again(plane: ControlPlane) -> None:
+    assert plane.context is not None
+    await budget(plane, "100")
+    handle = plane.temporal.get_workflow_handle(budget_workflow_id(plane.org_id))
+
+    async def sleeps() -> bool:
+        try:
+            return await plan(plane) is not None
+        except RPCError:
+            return False
+
+    await until(sleeps, what="the budget workflow runs")
+    await handle.terminate("by an operator")
+    plane.context.clock = lambda: utc_now() + timedelta(minutes=1)
+    assert await sweep(plane.context, plane.temporal) == [plane.org_id]
+    await until(sleeps, what="it runs again")
+    assert (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
