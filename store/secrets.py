@@ -13,12 +13,13 @@ import orjson
 from sqlalchemy import func, tuple_
 from sqlmodel import Session, col, select
 
-from domain.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from domain.errors import Conflict, InvalidRequest, NotFound
 from domain.ids import new_id
 from domain.secrets import Reference, require_keys_kept
 from store.access import Principal
 from store.db import insert_once
 from store.tables import Secret, SecretUse
+from store.tenants import require_enabled_in
 from store.vault import Vault
 
 
@@ -63,7 +64,7 @@ def create(
         Forbidden: the organization is not enabled (`tenant_disabled`).
         Conflict: the organization has a secret of that name (`secret_name_conflict`).
     """
-    _require_enabled(principal)
+    require_enabled_in(session, principal.org_id)
     secret = Secret(
         id=new_id("sec"),
         org_id=principal.org_id,
@@ -98,7 +99,7 @@ def rotate(
         Conflict: a live job refers to a key that the new version lacks (`secret_key_in_use`).
     """
     secret = _locked(session, principal, secret_id)
-    _require_enabled(principal)
+    require_enabled_in(session, principal.org_id)
     require_keys_kept(secret.id, values.data.keys(), _used_keys(session, secret.id))
     secret.version += 1
     secret.key_names = sorted(values.data)
@@ -199,8 +200,3 @@ def _found(secret: Secret | None, principal: Principal, secret_id: str) -> Secre
     if secret is None or secret.org_id != principal.org_id:
         raise NotFound(f"no secret {secret_id[:64]!r}")
     return secret
-
-
-def _require_enabled(principal: Principal) -> None:
-    if not principal.org_enabled:
-        raise Forbidden("this organization is not enabled for compute: ask an administrator", code="tenant_disabled")

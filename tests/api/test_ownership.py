@@ -96,6 +96,11 @@ TABLE: dict[str, tuple[Any, ...]] = {
 }
 
 BODIES: dict[str, Any] = {
+    "POST /compute/secrets": {"name": "s", "data": {"K": "1"}},
+    "POST /admin/organizations": {"name": "acme"},
+    "POST /admin/projects": {"name": "research"},
+    "POST /admin/keys": {"owner": "Bob", "role": "viewer"},
+    "PUT /compute/pricing": {"volume_storage_usd_per_gib_hour": 0.1},
     "POST /compute/budgets": {"amount_usd": 5},
     "PUT /compute/budgets/{id}": {"amount_usd": 6},
     "POST /compute/webhooks": {"url": "https://hooks.example/"},
@@ -206,6 +211,35 @@ def test_nobody_does_it_without_a_key(api: Api, resources: dict[str, Callable[[]
         answer = nobody.request(method, fill(path, resources), json=BODIES.get(operation))
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
     assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+# A quote makes nothing; a test is seen in the deliveries.
+UNAUDITED = {"POST /compute/catalog/quotes", "POST /compute/webhooks/{id}/test"}
+MUTATING = [operation for operation in TABLE if not operation.startswith("GET ") and operation not in UNAUDITED]
+
+
+@pytest.mark.parametrize("operation", MUTATING)
+def test_what_is_done_is_in_the_audit_log_and_what_is_refused_is_not(
+    clients: Clients, resources: dict[str, Callable[[], str]], operation: str
+) -> None:
+    method, _, path = operation.partition(" ")
+    path, body = fill(path, resources), BODIES.get(operation)
+    caller = "operator" if TABLE[operation] == CLUSTER else "org_admin"
+    headers = {"If-Match": "0"} if operation == "PUT /compute/pricing" else {}
+
+    def entries() -> list[dict[str, Any]]:
+        return list(clients["operator"].get("/admin/audit").json()["data"])
+
+    before = len(entries())
+    assert clients["viewer"].request(method, path, json=body, headers=headers).status_code == 403
+    assert len(entries()) == before
+    answer = clients[caller].request(method, path, json=body, headers={**headers, "X-On-Behalf-Of": "end-user-7"})
+    assert answer.is_success, answer.text
+    after = entries()
+    assert len(after) == before + 1
+    assert after[0]["request_id"] == answer.headers["X-Request-Id"]
+    assert after[0]["on_behalf_of"] == "end-user-7"
+    assert after[0]["resource"]
 
 
 def test_lists_hold_what_the_caller_may_see_and_nothing_else(clients: Clients, api: Api) -> None:

@@ -19,7 +19,7 @@ from tests.support.factory import Factory
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _SETTINGS = settings(
-    max_examples=4,
+    max_examples=6,
     # The same requests in every run: a failure is found again.
     derandomize=True,
     deadline=None,
