@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _LIVE = [state.value for state in JobState if state not in TERMINAL]
 _CHUNK = 1000
+_LONGEST_ENTRY = timedelta(days=1)
 _LEDGER: Table = SQLModel.metadata.tables[str(LedgerEntry.__tablename__)]
 _START, _END = bindparam("start", type_=UtcDateTime), bindparam("end", type_=UtcDateTime)
 
@@ -143,14 +144,19 @@ def _in_ledger(session: Session, budget: Budget, window: Window, job_ids: Sequen
         "end": window.end,
         "jobs": job_ids,
     }
-    shape = (bool(budget.project_id), bool(budget.owner), window.end is not None, job_ids is not None)
-    whole, nano, atto = session.connection().execute(_inside(*shape), values).one()
-    edges = session.connection().execute(_edges(*shape), values)
-    return attos_of(int(whole or 0), int(nano or 0), int(atto or 0)) + window.cost(Run(*row) for row in edges)
+    shape = (bool(budget.project_id), bool(budget.owner), job_ids is not None)
+    inside = _inside(*shape, ends=window.end is not None)
+    whole, nano, atto = session.connection().execute(inside, values).one()
+    total = attos_of(int(whole or 0), int(nano or 0), int(atto or 0))
+    for at in (window.start, window.end):
+        if at is not None:
+            edge = session.connection().execute(_edge(*shape), {**values, "at": at, "before": at - _LONGEST_ENTRY})
+            total += window.cost(Run(*row) for row in edge)
+    return total
 
 
 @cache
-def _inside(of_project: bool, of_owner: bool, ends: bool, of_jobs: bool) -> Select[Any]:
+def _inside(of_project: bool, of_owner: bool, of_jobs: bool, *, ends: bool) -> Select[Any]:
     """The sum of the entries that lie in the window whole."""
     sums: Select[Any] = select_columns(*(func.sum(_LEDGER.c[part]) for part in ("whole", "nano", "atto")))
     query = _of_budget(sums, of_project, of_owner, of_jobs).where(_LEDGER.c.begins_at >= _START)
@@ -158,14 +164,12 @@ def _inside(of_project: bool, of_owner: bool, ends: bool, of_jobs: bool) -> Sele
 
 
 @cache
-def _edges(of_project: bool, of_owner: bool, ends: bool, of_jobs: bool) -> Select[Any]:
-    """The entries that lie in the window with some of their units: none is longer than a day."""
+def _edge(of_project: bool, of_owner: bool, of_jobs: bool) -> Select[Any]:
+    """The entries of which a part lies on each side of a moment: none is longer than a day."""
     columns = [_LEDGER.c[name] for name in ("begins_at", "units", "unit_seconds", "usd_per_hour")]
     query = _of_budget(select_columns(*columns), of_project, of_owner, of_jobs)
-    crosses = (_LEDGER.c.begins_at < _START) & (_LEDGER.c.last_at >= _START)
-    if ends:
-        crosses |= (_LEDGER.c.begins_at >= _START) & (_LEDGER.c.begins_at < _END) & (_LEDGER.c.last_at >= _END)
-    return query.where(crosses)
+    at, before = bindparam("at", type_=UtcDateTime), bindparam("before", type_=UtcDateTime)
+    return query.where(_LEDGER.c.begins_at >= before, _LEDGER.c.begins_at < at, _LEDGER.c.last_at >= at)
 
 
 def _of_budget(query: Select[Any], of_project: bool, of_owner: bool, of_jobs: bool) -> Select[Any]:

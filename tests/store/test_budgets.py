@@ -212,7 +212,7 @@ class TestCreates:
         # A minute, and another one of teardown, at 6 USD an hour: 0.20 USD.
         offer = bench.factory.offer(price_usd_hr=Decimal("6"), teardown_seconds=60)
         bench.database.run_write(
-            lambda s: offers.replace(s, "local", "local", Capabilities(), [offer], 1, bench.clock())
+            lambda s: offers.replace(s, "local", "local", Capabilities(), offers.Snapshot.of([offer]), 1, bench.clock())
         )
         budget = bench.budget("0.50")
         bench.create("0.21")
