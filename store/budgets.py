@@ -242,8 +242,8 @@ def refusal(session: Session, job: Job, offer: Offer, now: datetime, drain_secon
         room = _room(account, job.id, now)
         if room < least:
             return BudgetSpent(
-                f"an offer at {shown(offer.price_usd_hr)} USD/h costs {cents_of(least)} USD at least, and the {account.budget.period} budget has"
-                f" {cents_of(max(room, 0))} USD left for this job"
+                f"an offer at {shown(offer.price_usd_hr)} USD/h costs {cents_of(least)} USD at least, and the"
+                f" {account.budget.period} budget has {cents_of(max(room, 0))} USD left for this job"
             )
     return None
 
