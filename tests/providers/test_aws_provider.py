@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -192,6 +193,19 @@ async def test_an_agent_that_does_not_fit_the_user_data_is_refused(provider: Aws
 def test_volumes_are_counted_in_gibibytes() -> None:
     assert gibibytes(100) == 94
     assert gibibytes(1) == 1
+
+
+async def test_an_error_that_repeats_the_user_data_does_not_show_it(provider: AwsProvider, aws: AwsServer) -> None:
+    def echo(call: Call) -> Answer:
+        data = call.form["UserData"]
+        return ec2_error(400, "InvalidParameterValue", f"{data[:40]} is no user data: {data} {quote_plus(data)}")
+
+    spec = spec_for()
+    aws.faults.append(Fault("create", before=echo))
+    with pytest.raises(ProviderRejected) as caught:
+        await provider.create(spec, await offer_for(provider))
+    shown = caught.value.message.partition(" is no user data: ")[2]
+    assert shown == "*** ***"
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
