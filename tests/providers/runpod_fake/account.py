@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -69,6 +70,8 @@ class PodDetails:
 class Account:
     """The state behind both APIs. `registry_answer` spoils the next call that makes a credential, after it was made."""
 
+    clock: Callable[[], datetime] | None = None
+    """None is the machine's."""
     cloud: Cloud = field(init=False)
     pods: dict[str, PodDetails] = field(default_factory=dict)
     registry_answer: Answer | None = None
@@ -77,7 +80,7 @@ class Account:
 
     def __post_init__(self) -> None:
         settings = CloudSettings(api_key=API_KEY, exits_with_agent=False)
-        self.cloud = Cloud(self._run_container, settings)
+        self.cloud = Cloud(self._run_container, settings, self.clock)
         self.cloud.offers = {offer.id: offer for gpu in GPUS for offer in _offers(gpu)}
 
     def make_pod(self, name: str, image: str, details: PodDetails, fault: Fault) -> Instance:
@@ -103,7 +106,9 @@ class Account:
         """Names are unique in an account."""
         if any(r.name == name for r in self.registries()):
             raise Refused(400, "name_in_use", f"a registry credential named {name} exists")
-        made = Resource(f"registry-{len(self.cloud.resources) + 1:06d}", "registry", name, labels_of(name), self.now())
+        made = Resource(
+            f"registry-{len(self.cloud.resources) + 1:06d}", "registry", name, labels_of(name), self.cloud.now()
+        )
         self.cloud.resources[made.id] = made
         return made
 
@@ -124,9 +129,6 @@ class Account:
         if not isinstance(instance, Instance) or not self.cloud.sees(operation, instance):
             raise Refused(404, "not_found", "pod not found")
         return instance
-
-    def now(self) -> Any:
-        return self.cloud.now()
 
     def pod_json(self, instance: Instance) -> dict[str, Any]:
         """A pod as REST v2 shows it, with every required field of the vendor's schema."""

@@ -1,8 +1,9 @@
 """Serves a RunPod of its own on the test's event loop."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 import uvicorn
 
@@ -24,8 +25,8 @@ class RunningRunPod:
 
 
 @contextlib.asynccontextmanager
-async def serve_runpod() -> AsyncIterator[RunningRunPod]:
-    account = Account()
+async def serve_runpod(clock: Callable[[], datetime] | None = None) -> AsyncIterator[RunningRunPod]:
+    account = Account(clock)
     config = uvicorn.Config(
         create_app(account), host=HOST, port=0, http="httptools", lifespan="off", access_log=False,
         log_level="warning", proxy_headers=False, timeout_graceful_shutdown=1,
