@@ -1,0 +1,96 @@
+"""The host agent against a real container engine and the real agent routes: from a fresh machine to an exit report."""
+
+import asyncio
+import os
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from pydantic import SecretStr
+
+from agent.host import HostSpec, host_script
+from agent.script import agent_script
+from api.agent import create_agent_app
+from domain.spec import Workload
+from providers.local.host_image import HOST_IMAGE
+from tests.agent.site import Attempt, Site, _Server, until
+from tests.providers.local_support import load_host_image, podman, setup_of
+
+pytestmark = pytest.mark.containers
+
+
+@pytest.fixture(scope="module")
+def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory: how podman works here is found out once."""
+    return tmp_path_factory.mktemp("podman")
+
+
+@pytest.fixture
+async def url(site: Site) -> AsyncIterator[str]:
+    """The agent routes as a machine far away reaches them: by TCP."""
+    server = _Server(uvicorn.Config(create_agent_app(site.services), port=0, lifespan="off", log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, what="the server is up")
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.force_exit = server.should_exit = True
+    await serving
+
+
+async def boot(machine: Path, attempt: Attempt, url: str, podman_data: Path, image: str = HOST_IMAGE) -> str:
+    """Runs the host agent to the end of its workload; its console. `docker` is podman, in the machine's network."""
+    setup = setup_of(podman_data)
+    load_host_image(setup)
+    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in setup.environment)
+    engine = f"env {environment} {shlex.join(setup.argv)}"
+    tools = {
+        "docker": f'if [[ $1 == run ]]; then shift; set -- run --network=host "$@"; fi\nexec {engine} "$@"\n',
+        "shutdown": f'echo "$*" >>{machine}/shutdowns\n',
+        "iptables": ":\n",
+        "sleep": ":\n",
+    }
+    (machine / "bin").mkdir()
+    (machine / "proc").mkdir()
+    (machine / "proc/meminfo").write_text("MemTotal: 200000 kB\n")
+    for name, text in tools.items():
+        (machine / "bin" / name).write_text(f"#!/bin/bash\n{text}")
+        (machine / "bin" / name).chmod(0o755)
+    script = machine / "part-001"
+    token = SecretStr(attempt.token)
+    script.write_text(host_script(HostSpec(url, token, attempt.instance.id, image, agent_script())))
+    host = await asyncio.create_subprocess_exec(
+        "bash", str(script), "run", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "HEADRACE_HOST_ROOT": str(machine)},
+    )  # fmt: skip
+    try:
+        console, _ = await asyncio.wait_for(host.communicate(), 90)
+    finally:
+        if host.returncode is None:
+            host.kill()
+        podman(setup, "rm", "--force", "--time=0", attempt.instance.id)
+    return console.decode()
+
+
+async def test_a_machine_runs_its_workload_and_powers_itself_off(
+    site: Site, url: str, tmp_path: Path, podman_data: Path
+) -> None:
+    attempt = site.attempt(Workload(argv=("bash", "-c", "echo out; echo $HEADRACE_TOKEN$HEADRACE_URL; exit 7")))
+    console = await boot(tmp_path, attempt, url, podman_data)
+    report = (await attempt.row()).exit_report
+    assert report is not None, console
+    assert report["status"] == 7
+    assert bytes(site.logs.accepted[attempt.instance.id, "stdout"]) == b"out\n\n"
+    assert attempt.token not in console
+    assert (tmp_path / "shutdowns").read_text().splitlines()[-1].startswith("-P +1 ")
+
+
+async def test_an_image_that_cannot_be_pulled_is_the_reason_of_the_attempt(
+    site: Site, url: str, tmp_path: Path, podman_data: Path
+) -> None:
+    attempt = site.attempt(Workload(argv=("true",)))
+    console = await boot(tmp_path, attempt, url, podman_data, "localhost:9/no/such:image")
+    row = await attempt.row()
+    assert row.reason_message is not None, console
+    assert "localhost:9/no/such:image cannot be pulled" in row.reason_message
+    assert (tmp_path / "shutdowns").read_text().splitlines()[-1].startswith("-P +1 ")
