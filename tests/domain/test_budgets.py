@@ -1,5 +1,6 @@
 """The windows of budgets, and the moments at which they speak, against oracles that count unit by unit."""
 
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -222,6 +223,72 @@ class TestMoments:
     def test_nothing_fires_while_nothing_costs(self) -> None:
         assert firing_moment([Draw(instances=(instance("0"),))], 1, ALWAYS, NOON) is None
         assert firing_moment([], 0, ALWAYS, NOON) is None
+
+
+@dataclass
+class Event:
+    """After `pause` seconds a machine is rented, changes its price, or is gone."""
+
+    kind: str
+    pause: int
+    which: int
+    usd_per_hour: int
+    unit: int
+    teardown: int
+
+
+EVENTS = st.lists(
+    st.builds(
+        Event,
+        kind=st.sampled_from(["rent", "rent", "reprice", "gone"]),
+        pause=st.integers(0, 120),
+        which=st.integers(0, 5),
+        usd_per_hour=st.integers(0, 400),
+        unit=st.sampled_from([1, 60]),
+        teardown=st.integers(0, 90),
+    ),
+    max_size=12,
+)
+
+
+@given(EVENTS, st.integers(1, 40_000))
+def test_whatever_happens_the_spend_is_within_the_amount_when_the_budget_fires(
+    events: list[Event], rate_seconds: int
+) -> None:
+    """A budget that is looked at after each change, and at the moment that it named. What is rented must fit first."""
+    amount, now, machines = rate_seconds * 10**18, NOON, list[MeteredInstance]()
+
+    def draws() -> list[Draw]:
+        return [Draw(instances=(machine,)) for machine in machines]
+
+    dearer = False
+    for event in events:
+        moment = now + timedelta(seconds=event.pause)
+        fires = firing_moment(draws(), amount, ALWAYS, now)
+        if fires is not None and machines and fires <= moment:
+            now = fires
+            break
+        now = moment
+        prices = (PriceInterval(now, UsdPerHour(Decimal(event.usd_per_hour))),)
+        live = [i for i, m in enumerate(machines) if m.ended_at is None]
+        if event.kind == "rent":
+            new = MeteredInstance(now, None, prices, event.unit, event.teardown)
+            if held([*draws(), Draw(instances=(new,))], ALWAYS, now) <= amount:
+                machines.append(new)
+        elif live:
+            index = live[event.which % len(live)]
+            old = machines[index]
+            if event.kind == "gone":
+                machines[index] = replace(old, ended_at=now)
+            else:
+                dearer |= event.usd_per_hour > old.prices[-1].usd_per_hour
+                machines[index] = replace(old, prices=old.prices + prices)
+        assert spent(draws(), ALWAYS, now) <= amount
+    assert spent(draws(), ALWAYS, now) <= amount
+    # All teardowns begin now. Only a price that rose may make them cost more than was kept for them.
+    final = [replace(m, ended_at=m.ended_at or now + timedelta(seconds=m.teardown_seconds)) for m in machines]
+    if not dearer:
+        assert spent([Draw(instances=tuple(final))], ALWAYS, now + timedelta(days=1)) <= amount
 
 
 class TestAmounts:
