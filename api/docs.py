@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from api import bodies
 from api.compute.requests import JobCreate
 from api.compute.schemas import ErrorEnvelope
-from api.compute.secret_requests import SecretCreate, SecretRotate
 from api.idempotency import HEADER as IDEMPOTENCY_KEY
 
 DESCRIPTION = """
@@ -26,7 +25,7 @@ Send `Authorization: Bearer <key>` on every request. Every error has the envelop
 client may set. Amounts are USD, times are RFC 3339 in UTC.
 """
 
-_DOCUMENTED: tuple[type[BaseModel], ...] = (JobCreate, SecretCreate, SecretRotate, ErrorEnvelope)
+_DOCUMENTED: tuple[type[BaseModel], ...] = (JobCreate, ErrorEnvelope)
 _STATIC = Path(fastapi_offline.__file__).parent / "static"
 _REF = "#/components/schemas/{model}"
 _COMPONENT = "#/components/schemas/HTTPValidationError"

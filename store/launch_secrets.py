@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import orjson
-from sqlmodel import Session
+from sqlmodel import Session, select
 
 from domain.errors import HeadraceError
 from domain.images import credential_problem
@@ -32,7 +32,7 @@ class CannotLaunch(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is sealed on the attempt's row. `unseen` are secrets of the launch that its environment does not hold."""
+    """What is sealed on the attempt's row. `unseen` are stored secrets that its environment does not hold."""
 
     env: dict[str, str] = field(repr=False)
     unseen: tuple[str, ...] = field(repr=False)
@@ -47,23 +47,31 @@ def resolve(session: Session, vault: Vault, job: Job, instance: Instance, now: d
     """
     kept = _kept(vault, instance)
     if kept is None:
-        if not job.uses_secrets and job.registry_sealed is None:
+        if not job.uses_secrets:
             return {}
-        kept = _Kept(_environment(session, vault, job, now), tuple(pull_passwords(session, vault, job)))
+        # An inline credential stays where it is: it is discarded with the job's end, this with the instance's.
+        unseen = () if job.registry_sealed is not None else tuple(pull_passwords(session, vault, job))
+        kept = _Kept(_environment(session, vault, job, now), unseen)
         content = orjson.dumps({"env": kept.env, "unseen": kept.unseen})
         instance.secrets_sealed = vault.seal(content, _context(instance))
         session.add(instance)
     return kept.env
 
 
-def known(vault: Vault, instance: Instance) -> Sequence[str]:
+def known(session: Session, vault: Vault, instance: Instance) -> Sequence[str]:
     """The secrets that the attempt's workload could write; empty for one that has none, or is gone.
 
     Raises:
         VaultError: a master key is not configured.
     """
+    found: list[str] = []
     kept = _kept(vault, instance)
-    return () if kept is None else (*kept.env.values(), *kept.unseen)
+    if kept is not None:
+        found += [*kept.env.values(), *kept.unseen]
+    inline = session.exec(select(Job.registry_sealed).where(Job.id == instance.job_id)).first()
+    if inline is not None:
+        found.append(orjson.loads(vault.open(inline, f"registry:{instance.job_id}"))["password"])
+    return found
 
 
 def require_resolvable(session: Session, job: Job, now: datetime) -> None:

@@ -148,7 +148,7 @@ async def logs(
         if not is_sqlite(session):
             # Against an exit report that is being stored: one of the two must see the other.
             session.refresh(instance, with_for_update=True)
-        secrets = services.masks.of(services.vault, instance)
+        secrets = services.masks.of(session, services.vault, instance)
         ack = services.logs.append_chunk(session, instance, stream, offset, data, now, secrets)
         _finish_if_complete(services, session, instance, now)
         return ack

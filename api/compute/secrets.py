@@ -5,26 +5,23 @@ They belong to the organization: a key that is limited to a project shares them,
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, ValidationError
 from sqlmodel import Session
 
 from api.auth import OnBehalfOf, Reader, ServicesOf, Writer
+from api.bodies import documented, parsed
 from api.compute.documentation import errors
 from api.compute.schemas import Secret, SecretList
 from api.compute.secret_requests import EXAMPLE_ROTATION, EXAMPLE_SECRET, SecretCreate, SecretRotate, values_of
-from api.encoding import json_response, parse_json
-from api.errors import invalid
+from api.encoding import json_response
 from api.pagination import CursorParameter, Traversal, page
-from domain.errors import InvalidRequest, NotFound
+from domain.errors import NotFound
 from store import audit, secrets
 from store.tables import Secret as SecretRow
 
 router = APIRouter(prefix="/secrets", tags=["Secrets"])
-
-Model = TypeVar("Model", bound=BaseModel)
 
 _SECRET_ID = re.compile(r"sec_[0-9A-Za-z]{16}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,24 +30,20 @@ _MICROSECOND = timedelta(microseconds=1)
 SecretIdParameter = Annotated[str, Path(alias="id", examples=["sec_Vb3nRk8sQw1xYz2M"])]
 
 
-def _body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
-
-
 @router.post(
     "",
     summary="Create a secret",
     status_code=201,
     response_model=Secret,
     responses=errors(400, 403, 408, 409, 413, 422),
-    openapi_extra=_body(SecretCreate, EXAMPLE_SECRET),
+    openapi_extra=documented(SecretCreate, EXAMPLE_SECRET),
 )
 async def create_secret(
     request: Request, principal: Writer, services: ServicesOf, on_behalf_of: OnBehalfOf
 ) -> Response:
-    """Stores values under a name that is unique in the organization (409 `secret_name_conflict`), as version 1."""
-    wanted, now = _read(SecretCreate, await request.body()), services.clock()
+    """Stores values under a name that is unique in the organization, as version 1. A request that is repeated because
+    its answer was lost meets its own secret: 409 `secret_name_conflict`."""
+    wanted, now = await parsed(request, SecretCreate), services.clock()
     values = values_of(wanted, now)
 
     def create(session: Session) -> SecretRow:
@@ -100,7 +93,7 @@ async def get_secret(
     summary="Rotate a secret",
     response_model=Secret,
     responses=errors(400, 403, 404, 408, 409, 413, 422),
-    openapi_extra=_body(SecretRotate, EXAMPLE_ROTATION),
+    openapi_extra=documented(SecretRotate, EXAMPLE_ROTATION),
 )
 async def rotate_secret(
     request: Request,
@@ -112,7 +105,7 @@ async def rotate_secret(
     """Replaces all values under the same id. Running workloads keep what they started with; the next launch reads the
     new version. Keys that live jobs refer to must be kept (409 `secret_key_in_use`)."""
     _require_secret_id(secret_id)
-    wanted, now = _read(SecretRotate, await request.body()), services.clock()
+    wanted, now = await parsed(request, SecretRotate), services.clock()
     values = values_of(wanted, now)
 
     def rotate(session: Session) -> SecretRow:
@@ -137,16 +130,6 @@ async def delete_secret(
 
     await services.db.write(delete)
     return Response(status_code=204)
-
-
-def _read(model: type[Model], raw: bytes) -> Model:
-    body: Any = parse_json(raw)
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object", field="body")
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise invalid(error) from None
 
 
 def _require_secret_id(secret_id: str) -> None:

@@ -4,6 +4,8 @@ sealed, if it is long enough to be worth something."""
 from collections import OrderedDict
 from threading import Lock
 
+from sqlmodel import Session
+
 from domain.masking import MASK, MIN_MASKED_CHARACTERS, StreamMask
 from store.launch_secrets import known
 from store.tables import Instance
@@ -61,19 +63,17 @@ class OutputMasks:
         self._masks: OrderedDict[str, OutputMask | None] = OrderedDict()
         self._lock = Lock()
 
-    def of(self, vault: Vault, instance: Instance) -> OutputMask | None:
+    def of(self, session: Session, vault: Vault, instance: Instance) -> OutputMask | None:
         """None for an attempt whose workload knows no secret.
 
         Raises:
             VaultError: the master key of its secrets is not configured.
         """
-        if instance.secrets_sealed is None:
-            return None
         with self._lock:
             if instance.id in self._masks:
                 self._masks.move_to_end(instance.id)
                 return self._masks[instance.id]
-        secrets = StreamMask(known(vault, instance))
+        secrets = StreamMask(known(session, vault, instance))
         mask = OutputMask(secrets, vault, instance.id) if secrets else None
         with self._lock:
             self._forget(instance.id)

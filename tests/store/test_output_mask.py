@@ -6,6 +6,7 @@ import orjson
 import pytest
 from sqlmodel import select
 
+from domain.ids import new_job_id
 from domain.masking import StreamMask
 from store.db import Database
 from store.logs.output_mask import OutputMask, OutputMasks, ending
@@ -24,6 +25,13 @@ def logs(database: Database, clock: SettableClock, tmp_path: Path) -> LogStore:
     return LogStore(database, open_blob_store(f"file://{tmp_path}/logs"), clock)
 
 
+def mask_of(
+    database: Database, vault: Vault, instance: Instance, masks: OutputMasks | None = None
+) -> OutputMask | None:
+    chosen = masks or OutputMasks()
+    return database.run_read(lambda s: chosen.of(s, vault, instance))
+
+
 def launched(factory: Factory, vault: Vault, *secrets: str) -> Instance:
     """An instance whose workload knows `secrets`."""
     instance = factory.instance(factory.job())
@@ -36,7 +44,7 @@ def launched(factory: Factory, vault: Vault, *secrets: str) -> Instance:
 def writer(database: Database, logs: LogStore, factory: Factory, vault: Vault, clock: SettableClock) -> LogWriter:
     instance = launched(factory, vault, SECRET)
     writer = LogWriter(database, logs, instance, clock)
-    writer.mask = OutputMasks().of(vault, instance)
+    writer.mask = mask_of(database, vault, instance)
     assert writer.mask is not None
     return writer
 
@@ -68,7 +76,7 @@ async def test_what_may_begin_a_secret_waits_sealed(writer: LogWriter, database:
 
 async def test_another_process_goes_on_where_one_was(writer: LogWriter, logs: LogStore, vault: Vault) -> None:
     writer.send(b"it is " + SECRET.encode()[:10])
-    writer.mask = OutputMasks().of(vault, writer.instance)
+    writer.mask = mask_of(writer.database, vault, writer.instance)
     writer.send(SECRET.encode()[10:] + b"\n")
     assert await texts(logs, writer.instance.job_id) == ["it is ***"]
 
@@ -106,20 +114,20 @@ async def test_output_without_secrets_is_stored_as_it_is(
     database: Database, logs: LogStore, factory: Factory, vault: Vault, clock: SettableClock
 ) -> None:
     writer = LogWriter(database, logs, factory.instance(factory.job()), clock)
-    assert OutputMasks().of(vault, writer.instance) is None
+    assert mask_of(database, vault, writer.instance) is None
     writer.send(SECRET.encode() + b"\n")
     assert await texts(logs, writer.instance.job_id) == [SECRET]
 
 
-def test_masks_are_kept_within_their_bound(factory: Factory, vault: Vault) -> None:
+def test_masks_are_kept_within_their_bound(database: Database, factory: Factory, vault: Vault) -> None:
     instances = [launched(factory, vault, f"secret-number-{n:04}") for n in range(20)]
     one = OutputMasks()
-    assert one.of(vault, instances[0]) is one.of(vault, instances[0])
+    assert mask_of(database, vault, instances[0], one) is mask_of(database, vault, instances[0], one)
     small = OutputMasks(most_bytes=6000)
-    first = small.of(vault, instances[0])
+    first = mask_of(database, vault, instances[0], small)
     for instance in instances:
-        assert small.of(vault, instance) is not None
-    assert small.of(vault, instances[0]) is not first
+        assert mask_of(database, vault, instance, small) is not None
+    assert mask_of(database, vault, instances[0], small) is not first
     assert len(small._masks) < 6
     small.forget(instances[0].id)
     small.forget("unknown")
@@ -131,3 +139,15 @@ def test_without_its_key_what_waits_is_taken_for_a_secret(vault: Vault) -> None:
     other = OutputMask(StreamMask([SECRET]), Vault.parse(Vault.generate()), "inst-x")
     assert other.feed("stdout", kept, b" on\n") == (b"*** on\n", None)
     assert (ending(None), ending(kept)) == (b"", b"***")
+
+
+async def test_an_inline_registry_password_is_masked_too(
+    database: Database, logs: LogStore, factory: Factory, vault: Vault, clock: SettableClock
+) -> None:
+    job_id = new_job_id()
+    credential = orjson.dumps({"username": "robot", "password": SECRET})
+    job = factory.job(id=job_id, registry_sealed=vault.seal(credential, f"registry:{job_id}"))
+    writer = LogWriter(database, logs, factory.instance(job), clock)
+    writer.mask = mask_of(database, vault, writer.instance)
+    writer.send(f"docker login -p {SECRET}\n".encode())
+    assert await texts(logs, job_id) == ["docker login -p ***"]

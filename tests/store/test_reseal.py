@@ -98,7 +98,7 @@ def test_everything_opens_with_the_new_key_alone_afterwards(
         credential = launch_secrets.pull_credential(session, new, job, clock())
         assert credential is not None
         assert credential.password.get_secret_value() == "p"
-        assert launch_secrets.known(new, instance) == ("value",)
+        assert launch_secrets.known(session, new, instance) == ["value", "p"]
         assert secrets.opened(new, session.exec(select(Secret)).one()) == {"K": "second"}
         webhook = session.exec(select(Webhook)).one()
         assert new.open(webhook.secret_sealed, webhooks.secret_context(webhook.id))

@@ -1,16 +1,18 @@
 """Secrets reach a workload at its launch, in their newest version, and no history; what it writes of them is masked."""
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from sqlmodel import Session, select
 
 from activities.instances import instance_spec
 from domain.states import JobState
 from store import launch_secrets
-from store.tables import Job, Secret, SecretUse
+from store.tables import Instance, Job, Secret, SecretUse
 from tests.support.control_plane import ControlPlane, until
 
 VALUE = 'hf_canary/+"5e1f'
@@ -49,6 +51,11 @@ async def row(plane: ControlPlane, job_id: str) -> Job:
     return await plane.services.db.read(lambda session: session.get_one(Job, job_id))
 
 
+async def known(plane: ControlPlane, attempt: Instance) -> Sequence[str]:
+    """The secrets that an attempt was launched with."""
+    return await plane.services.db.read(lambda s: launch_secrets.known(s, plane.services.vault, attempt))
+
+
 async def test_what_a_workload_writes_of_its_secrets_is_masked_and_its_uses_end_with_it(plane: ControlPlane) -> None:
     secret_id = await secret(plane)
     said = json.dumps({"stdout": f"token is {VALUE}\nand in a URL https://x/{quote(VALUE, safe='')}\n"})
@@ -73,8 +80,7 @@ async def test_a_running_workload_keeps_its_version_and_a_retry_reads_the_new_on
     [first] = await plane.attempts(job_id)
     await rotate(plane, secret_id, TOKEN="hf_the_second", MORE="x")
     assert plane.cloud is not None
-    launched_with = launch_secrets.known(plane.services.vault, first)
-    assert launched_with == (VALUE,)
+    assert await known(plane, first) == [VALUE]
     await plane.cloud.interrupt(first.id)
 
     async def relaunched() -> bool:
@@ -82,7 +88,7 @@ async def test_a_running_workload_keeps_its_version_and_a_retry_reads_the_new_on
 
     await until(relaunched, what="no second launch")
     second = (await plane.attempts(job_id))[1]
-    assert launch_secrets.known(plane.services.vault, second) == ("hf_the_second",)
+    assert await known(plane, second) == ["hf_the_second"]
     await plane.until_terminal(job_id)
     await plane.until_gone(job_id)
 
@@ -97,7 +103,13 @@ async def test_a_job_whose_secret_has_expired_fails_before_anything_is_rented(pl
     assert await plane.attempts(job["id"]) == []
 
 
-async def test_a_secret_that_expires_between_allocation_and_launch_fails_the_job(plane: ControlPlane) -> None:
+async def test_a_secret_that_expires_between_allocation_and_launch_fails_the_job(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(*_: object) -> None:
+        """The look before the boot, just before the secret expires."""
+
+    monkeypatch.setattr("activities.provision.refuse_unlaunchable", late)
     secret_id = await secret(plane)
     assert plane.cloud is not None
     await plane.cloud.script(hello_delay_seconds=1)
