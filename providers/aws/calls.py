@@ -15,6 +15,9 @@ from providers.aws.errors import DRY_RUN_PASSED, TokenSpent, error_of
 from providers.aws.settings import AwsCredentials, AwsOptions
 
 _THREADS = 16
+_UNSET = (None, None, None, None)
+_NO_FILES = {"profile": _UNSET, "config_file": _UNSET, "credentials_file": _UNSET}
+"""A connection is what it was given: nothing of it comes from the profiles of the machine that the worker runs on."""
 
 
 class AwsCalls:
@@ -112,7 +115,7 @@ class AwsCalls:
         from botocore.config import Config
 
         if self._session is None:
-            self._session = botocore.session.Session()
+            self._session = botocore.session.Session(session_vars=_NO_FILES)
             self._session.register_component("data_loader", _loader())
             self._session.set_config_variable("ignore_configured_endpoint_urls", True)
             self._session.set_credentials(

@@ -13,7 +13,9 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from domain.errors import (
@@ -284,11 +286,34 @@ class AwsProvider:
         instances, volumes = await asyncio.gather(
             self._tagged(region, what), self._volumes(region, what, f"tag:{OWNER_TAG}", self._context.owner_id)
         )
-        views = [instance_view(instance, region) for instance in instances if not is_terminated(instance)]
+        living = [instance for instance in instances if not is_terminated(instance)]
+        prices = await self._spot_prices_of(region, living)
+        views = [
+            replace(instance_view(instance, region), price_usd_hr=prices.get(instance["InstanceId"]))
+            for instance in living
+        ]
         # A volume goes with its instance; only one that is left alone is listed.
         present = {view.attempt_id for view in views}
         alone = [volume_view(volume, region) for volume in volumes if volume.get("State") == "available"]
         return views + [view for view in alone if view.attempt_id not in present]
+
+    async def _spot_prices_of(self, region: str, instances: Sequence[dict[str, Any]]) -> dict[str, Decimal]:
+        """What each spot instance costs now, by its id: AWS moves the price of those that run. A sweep goes on without
+        it."""
+        placed = {
+            instance["InstanceId"]: (
+                instance.get("InstanceType"),
+                instance.get("Placement", {}).get("AvailabilityZone"),
+            )
+            for instance in instances
+            if instance.get("InstanceLifecycle") == "spot"
+        }
+        types = sorted({str(name) for name, _ in placed.values()})
+        try:
+            prices = await self._market.spot_prices(region, types)
+        except ProviderError:
+            return {}
+        return {name: prices[place] for name, place in placed.items() if place in prices}
 
     # Volumes ------------------------------------------------------------------------------------------------------
 

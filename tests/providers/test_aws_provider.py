@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -412,6 +413,22 @@ async def test_a_sweep_asks_twice_a_region_however_many_machines_there_are(
     assert sorted(call.action for call in aws.calls) == 2 * ["DescribeInstances"] + 2 * ["DescribeVolumes"]
 
 
+async def test_a_sweep_tells_what_a_spot_machine_costs_now(provider: AwsProvider, aws: AwsServer) -> None:
+    offer = await offer_for(provider, spot=True)
+    await provider.create(spec_for(), offer)
+    (before,) = await provider.list_owned()
+    aws.spot_prices[offer.provider_sku] = "0.0777"
+    (after,) = await provider.list_owned()
+    assert (before.price_usd_hr, after.price_usd_hr) == (offer.price_usd_hr, Decimal("0.0777"))
+
+
+async def test_a_sweep_needs_no_prices(provider: AwsProvider, aws: AwsServer) -> None:
+    spec = spec_for()
+    await provider.create(spec, await offer_for(provider, spot=True))
+    aws.faults.append(Fault("offers", before=lambda call: ec2_error(500, "InternalError", "no")))
+    assert [(view.attempt_id, view.price_usd_hr) for view in await provider.list_owned()] == [(spec.attempt_id, None)]
+
+
 # Logs, credentials, the SDK -------------------------------------------------------------------------------------------
 
 
@@ -449,6 +466,16 @@ def test_credentials_are_the_fields_of_the_form_and_show_no_secret() -> None:
 def test_options_that_are_none_are_refused(make_aws_provider: MakeProvider, options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         make_aws_provider(**options)
+
+
+async def test_nothing_comes_from_the_profiles_of_the_workers_machine(
+    provider: AwsProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:9\n[broken")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHEROTHEROTHER1")
+    assert (await provider.verify()).status == "ok"
 
 
 def test_the_sdk_is_not_loaded_before_the_first_call() -> None:
