@@ -384,6 +384,7 @@ class AllocateActivities:
             fenced_job(session, request.job_id, request.token)
             row = attempts.locked(session, instance.id)
             attempts.give_up(session, row, Reason.MAX_COST_EXCEEDED, message, now, retry=True)
+            attempts.offer_rejected(session, row, "price", message, now)
             self._context.logs.append_system(session, job.id, [message], now)
 
         await self._context.db.write(reject)

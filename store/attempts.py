@@ -108,11 +108,16 @@ def refused(session: Session, instance: Instance, kind: str, message: str, now: 
     instance.reason_code, instance.reason_message = kind, message
     instance.create_settled_at = instance.terminal_at = instance.confirmed_absent_at = now
     session.add(instance)
+    offer_rejected(session, instance, kind, message, now)
+    spend_changed(session, instance.org_id, f"refused-{instance.id}", now)
+    freed(session, instance, now)
+
+
+def offer_rejected(session: Session, instance: Instance, kind: str, message: str, now: datetime) -> None:
+    """Notes why the attempt's offer was not taken: the class of the provider's refusal, or `price` for our own."""
     record(session, instance.job_id, EventType.OFFER_REJECTED, f"rejected-{instance.id}", now,
            {"instance_id": instance.id, "provider": instance.provider, "sku": instance.offer["provider_sku"],
             "class": kind, "message": message})  # fmt: skip
-    spend_changed(session, instance.org_id, f"refused-{instance.id}", now)
-    freed(session, instance, now)
 
 
 def allocated(

@@ -80,6 +80,39 @@ def test_offers_count_until_they_are_too_old_and_not_while_their_account_is_refu
     assert list(database.run_read(offers.blocked)) == ["c"]
 
 
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({}, ["one/a", "one/b", "two/a", "two/c"]),
+        ({"accelerator": "cpu-general"}, ["one/a", "two/a", "two/c"]),
+        ({"gpu_count": 1, "interconnect": "pcie"}, ["one/b"]),
+        ({"region": "eu", "available": True}, ["two/a"]),
+        ({"available": False}, ["two/c"]),
+    ],
+)
+def test_pages_follow_each_other_under_any_filter(
+    database: Database, factory: Factory, clock: SettableClock, filters: dict[str, Any], found: list[str]
+) -> None:
+    gpu = {"accelerator": "nvidia-l4-24gb", "gpu_count": 1, "interconnect": Interconnect.PCIE}
+    replaced(database, [factory.offer(id="b", connection_id="one", **gpu), factory.offer(id="a", connection_id="one")],
+             clock(), "one")  # fmt: skip
+    later = [factory.offer(id="c", region="eu", available=False), factory.offer(id="a", region="eu")]
+    replaced(database, later, clock(), "two")
+    connections = ["two", "one"]
+    seen: list[tuple[str, str]] = []
+    while True:
+        after = seen[-1] if seen else None
+        page = database.run_read(
+            lambda s, after=after: offers.page(s, connections, filters, after=after, limit=1)  # type: ignore[misc]
+        )
+        if not page:
+            break
+        seen += [(connection, offer["id"]) for connection, offer in page]
+    assert [f"{connection}/{offer}" for connection, offer in seen] == found
+    assert database.run_read(lambda s: offers.count(s, connections, filters)) == len(found)
+    assert database.run_read(lambda s: offers.page(s, [], filters, after=None, limit=1)) == []
+
+
 class TestExclusiveOffers:
     def _mint(self, database: Database, job: Job, offer: Offer, now: datetime) -> Any:
         def mint(session: Any) -> Any:

@@ -93,6 +93,9 @@ async def test_a_create_answer_over_the_price_limit_is_deleted_and_the_next_offe
 
     first, second = await plane.attempts(job_id)
     assert (first.reason_code, second.offer["provider_sku"]) == ("max_cost_exceeded", "dear")
+    [rejected] = await plane.events(job_id, "offer_rejected")
+    assert (rejected.data["class"], rejected.data["sku"]) == ("price", "cheap")
+    assert (job["attempts"]["rejected"], job["attempts"]["infrastructure"]) == (1, 0)
     assert job["state"] == "succeeded"
     assert await plane.cloud.alive() == []
 
