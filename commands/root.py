@@ -20,6 +20,7 @@ from commands import (
     replay,
     secret,
     up,
+    usage,
     vault,
     webhook,
 )
@@ -70,6 +71,7 @@ app.add_typer(budget.app, name="budget")
 app.add_typer(webhook.app, name="webhook")
 app.command("offers", short_help="List what the connected providers offer.")(offers.offers)
 app.command("quote", short_help="Ask whether a job could run now, and for how much.")(quote.quote)
+app.command("usage", short_help="Show what jobs cost within a window.")(usage.usage)
 app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
 app.command("worker", short_help="Run a Temporal worker.")(processes.worker)
 app.command("api", short_help="Run an API server.")(processes.api)

@@ -87,6 +87,7 @@ def test_the_commands_are_the_ones_that_are_meant_to_be_there():
             "accelerators",
             "offers",
             "quote",
+            "usage",
             "replay",
             "worker",
             "api",
