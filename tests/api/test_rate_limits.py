@@ -1,8 +1,11 @@
 """Rate limits: what a key may do, what a stranger may do, and that neither is paid for by anybody else."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meetkai_mka1 import SDK
 
 from api.rate_limits import MAX_BUCKETS, MAX_WAIT_SECONDS, RateLimits, TokenBuckets
 from api.services import Services
@@ -111,3 +114,12 @@ def test_never_more_than_the_burst_and_the_average_and_the_wait_that_is_told_suf
             clock.seconds += wait + 1e-6
             assert buckets.take("key") is None
             passed += 1
+
+
+async def test_the_official_client_waits_as_it_is_told_and_gets_its_answer(api: Api, services: Services) -> None:
+    services.rate_limits = RateLimits(
+        per_second=2, burst=1, failures_per_second=1, failures_burst=1, monotonic=time.monotonic
+    )
+    with SDK(bearer_auth=api.key.token, server_url=api.url) as sdk:
+        assert [sdk.compute_jobs.list_jobs().total for _ in range(2)] == [0, 0]
+        assert (await sdk.compute_jobs.list_jobs_async()).total == 0

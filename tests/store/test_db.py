@@ -119,7 +119,7 @@ class TestWrite:
             runs.append(1)
             add(session, "a", clock())
             session.flush()
-            session.connection().execute(text("INSERT INTO organization VALUES ('a', 'other', true, 1)"))
+            session.connection().execute(text("INSERT INTO organization SELECT * FROM organization"))
 
         with pytest.raises(IntegrityError):
             database.run_write(change)
