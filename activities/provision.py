@@ -17,7 +17,7 @@ from domain.errors import BootstrapFailed, ProviderError
 from domain.masking import mask
 from domain.states import EventType, JobState, Reason
 from providers.base import Handle, InstanceView, Provider, ProviderState
-from store import attempts
+from store import attempts, launch_secrets
 from store.tables import Instance, Job
 from store.transitions import record
 from workflows.contract import AttemptInput, FailureType
@@ -158,7 +158,9 @@ class ProvisionActivities:
             why = view.message if view is not None and view.message else "the provider no longer has it"
             raise ApplicationError(bounded(why), type=FailureType.INSTANCE_GONE, non_retryable=True)
         if view.state in {ProviderState.EXITED, ProviderState.FAILED}:
-            raise to_application_error(BootstrapFailed(await self._diagnose(provider, handle, view)))
+            why = await self._diagnose(provider, handle, view)
+            known = await self._context.db.read(lambda s: launch_secrets.known(s, self._context.vault, instance))
+            raise to_application_error(BootstrapFailed(mask(why, known)))
 
     async def _diagnose(self, provider: Provider, handle: Handle, view: InstanceView) -> str:
         """Why the agent never connected, from the instance's own output where the provider shows it."""
