@@ -39,7 +39,7 @@ def test_a_table_for_people_and_the_sum_beside_it(headrace: Headrace, jobs: list
     assert header.split() == ["JOB", "NAME", "BILLED", "COST"]
     assert [row.split()[0] for row in rows] == [job.id for job in reversed(jobs)]
     assert "job 3" in rows[0]
-    assert rows[0].split()[-2:] == ["1.5", "USD"]
+    assert rows[0].split()[-2:] == ["1.50", "USD"]
     assert "3 jobs, 3" in result.err
 
 
