@@ -23,6 +23,12 @@ MOST_HTTP_PORTS = 10
 MOST_STRING_BYTES = 128 * 1024 - 1
 """Linux takes no longer argument or environment entry."""
 
+# RunPod gives every pod a key of its API. No workload may have it, so bash begins again without it: only then is it out
+# of /proc/1/environ as well.
+WITHOUT_VENDOR_KEY = """\
+if [[ -n ${RUNPOD_API_KEY+set} ]]; then unset RUNPOD_API_KEY; exec "$BASH" -c "$BASH_EXECUTION_STRING"; fi
+"""
+
 RENT_SPOT = """
 mutation RentSpot($input: PodRentInterruptableInput!) {
   podRentInterruptable(input: $input) { id costPerHr }
@@ -70,7 +76,8 @@ def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> di
         "HEADRACE_URL": spec.agent.url,
         "HEADRACE_IDLE_AFTER_EXIT": "1",
     }
-    for name, value in [("the agent's script", spec.agent.script), *env.items()]:
+    command = WITHOUT_VENDOR_KEY + spec.agent.script
+    for name, value in [("the agent's script", command), *env.items()]:
         if len(value.encode()) + len(name) + 1 > MOST_STRING_BYTES or "\0" in value:
             raise ProviderRejected(f"{what}: {name} has {len(value)} characters, or NUL: Linux passes neither")
     disk_gb = spec.compute.ephemeral_disk_gb
@@ -84,7 +91,7 @@ def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> di
     body: dict[str, Any] = {
         "name": name_of(spec.owner_id, spec.attempt_id),
         "image": spec.image,
-        "args": json.dumps({"entrypoint": ["bash", "-c"], "cmd": [spec.agent.script]}),
+        "args": json.dumps({"entrypoint": ["bash", "-c"], "cmd": [command]}),
         "disk": disk_gb,
         "ports": [f"{port.container_port}/{port.protocol}" for port in ports],
         "env": env,

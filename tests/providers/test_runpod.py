@@ -12,9 +12,11 @@ from decimal import Decimal
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from agent.script import agent_script
 from domain.errors import (
     Ambiguous,
     AuthError,
@@ -39,7 +41,7 @@ from providers.fake.script import AgentScript
 from providers.runpod.answers import PodPage, kind_of_sentence, read_graphql, read_rest
 from providers.runpod.catalog import ANYWHERE, accelerator_of
 from providers.runpod.credentials import RunPodCredentials
-from providers.runpod.pods import MOST_STRING_BYTES, attempt_of, create_body
+from providers.runpod.pods import MOST_STRING_BYTES, WITHOUT_VENDOR_KEY, attempt_of, create_body
 from providers.runpod.provider import RunPodProvider
 from tests.agent.site import until
 from tests.providers.conformance import OWNER, PASSWORD, TOKEN, assert_holds_no_secret, no_progress, until_gone
@@ -249,7 +251,10 @@ class TestCreate:
         spec = make_spec(ports=(Port(name="web", container_port=8080, protocol="http"),))
         await provider.create(spec, await offer_of(provider, region="EU-RO-1"))
         (body,) = [body for method, path, body in runpod.account.requests if (method, path) == ("POST", "/v2/pods")]
-        assert json.loads(body["args"]) == {"entrypoint": ["bash", "-c"], "cmd": ["exec sleep 600"]}
+        assert json.loads(body["args"]) == {
+            "entrypoint": ["bash", "-c"],
+            "cmd": [WITHOUT_VENDOR_KEY + "exec sleep 600"],
+        }
         assert body["env"] == {
             "HEADRACE_TOKEN": TOKEN, "HEADRACE_URL": "https://headrace.example", "HEADRACE_IDLE_AFTER_EXIT": "1",
         }  # fmt: skip
@@ -279,7 +284,7 @@ class TestCreate:
         spec = make_spec(agent=agent, image='evil/"image"}:latest')
         await provider.create(spec, await offer_of(provider, spot=True))
         (pod,) = runpod.account.pods.values()
-        assert json.loads(pod.args)["cmd"] == [script]
+        assert json.loads(pod.args)["cmd"] == [WITHOUT_VENDOR_KEY + script]
         ((instance),) = await control.instances(spec.attempt_id)
         assert instance["offer"].endswith("|spot")
 
@@ -330,11 +335,22 @@ class TestCreate:
         assert await control.alive() == []
 
     async def test_the_real_agent_fits(self, provider: RunPodProvider) -> None:
-        from agent.script import agent_script
-
         agent = AgentBootstrap(script=agent_script(), token=SecretStr(TOKEN), url="https://headrace.example")
         spec, offer = make_spec(agent=agent), await offer_of(provider)
         assert create_body(spec, offer, None) == create_body(spec, offer, None)
+
+    async def test_no_workload_has_the_key_that_runpod_gives_to_pods(self, provider: RunPodProvider) -> None:
+        script = "tr '\\0' '\\n' </proc/$$/environ; env; echo \"the script's $HEADRACE_TOKEN\""
+        agent = AgentBootstrap(script=script, token=SecretStr(TOKEN), url="https://headrace.example")
+        body = create_body(make_spec(agent=agent), await offer_of(provider), None)
+        args = json.loads(body["args"])
+        environment = {"PATH": os.environ["PATH"], "RUNPOD_API_KEY": "canary-vendor-key", **body["env"]}
+        ran = await asyncio.create_subprocess_exec(
+            *args["entrypoint"], *args["cmd"], env=environment, stdout=asyncio.subprocess.PIPE
+        )
+        printed, _ = await ran.communicate()
+        assert f"the script's {TOKEN}".encode() in printed
+        assert b"canary-vendor-key" not in printed
 
     @pytest.mark.parametrize(
         ("name", "attempt"),
@@ -449,6 +465,29 @@ class TestBoot:
         assert (view.state, view.exit_code) == (ProviderState.RUNNING, None)
         await until_gone(provider, handle)
         await provider.close()
+
+    async def test_the_real_agent_runs_as_the_command_of_a_pod_and_idles(self, provider: RunPodProvider) -> None:
+        attempt = new_attempt_id()
+        plane = ControlPlane(workload=Workload(argv=("bash", "-c", "echo out; echo err >&2; exit 5")))
+        async with plane.listening() as url:
+            agent = AgentBootstrap(script=agent_script(), token=SecretStr(f"hrb.{attempt}"), url=url)
+            body = create_body(make_spec(attempt_id=attempt, agent=agent), await offer_of(provider), None)
+            args, environment = json.loads(body["args"]), {"PATH": os.environ["PATH"], "RUNPOD_API_KEY": "x"}
+            ran = await asyncio.create_subprocess_exec(
+                *args["entrypoint"], *args["cmd"], env={**environment, **body["env"]}
+            )
+            try:
+                await plane.until(lambda: bool(plane.exits), seconds=30)
+                await asyncio.sleep(0.3)
+                assert ran.returncode is None
+            finally:
+                # With job control each of its children has a process group of its own.
+                children = psutil.Process(ran.pid).children(recursive=True)
+                for process in (psutil.Process(ran.pid), *children):
+                    process.kill()
+                await ran.wait()
+        assert (plane.exits[attempt]["status"], plane.exits[attempt]["signal"]) == ("5", "0")
+        assert (plane.output[attempt, "stdout"], plane.output[attempt, "stderr"]) == (b"out\n", b"err\n")
 
     async def test_an_agent_that_ended_its_container_would_be_started_again(
         self, runpod: RunningRunPod, control: CloudControl
