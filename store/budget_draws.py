@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, Table, bindparam, func, or_
+from sqlalchemy import Select, Table, bindparam, func, union
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, SQLModel, col, select
 
@@ -81,14 +81,18 @@ def applies(budget: Budget, project_id: str, owner: str) -> bool:
 
 def _open_jobs(session: Session, org_id: str, drain_seconds: float) -> list[JobDraw]:
     """The jobs that are live, and those that are over with a machine not confirmed absent; by their ids."""
-    unconfirmed = select(Instance.job_id).where(Instance.org_id == org_id, col(Instance.confirmed_absent_at).is_(None))
+    # Two searches of an index each, united: joined by OR they would be one look at every job that ever was.
+    live = select_columns(col(Job.id)).where(col(Job.org_id) == org_id, col(Job.state).in_(_LIVE))
+    unconfirmed = select_columns(col(Instance.job_id)).where(
+        col(Instance.org_id) == org_id, col(Instance.confirmed_absent_at).is_(None)
+    )
     query = (
         select_columns(
             col(Job.id), col(Job.project_id), col(Job.state), col(ApiKey.owner), col(BudgetReservation.rate_seconds)
         )
         .outerjoin(ApiKey, col(ApiKey.id) == col(Job.key_id))
         .outerjoin(BudgetReservation, col(BudgetReservation.job_id) == col(Job.id))
-        .where(col(Job.org_id) == org_id, or_(col(Job.state).in_(_LIVE), col(Job.id).in_(unconfirmed)))
+        .where(col(Job.id).in_(union(live, unconfirmed)))
         .order_by(col(Job.id))
     )
     rows = session.connection().execute(query).all()
