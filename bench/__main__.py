@@ -9,11 +9,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 
-from bench import api, crowd, flood, local, logs, offers
+from bench import api, crowd, flood, ledger, local, logs, offers
 from bench.engines import Engine, engines
 from bench.report import HEADER, Row, conditions
 
-NAMES = ("echo", "burst", "terminate", "create", "list", "offers", "flood", "pages", "crowd", "logs")
+NAMES = ("echo", "burst", "terminate", "create", "list", "offers", "usage", "flood", "pages", "crowd", "logs")
 ENGINES = ("sandbox", "podman", "podman-none")
 
 
@@ -34,6 +34,8 @@ async def measure(name: str, found: Sequence[Engine], runs: int) -> AsyncIterato
         yield await api.listing()
     elif name == "offers":
         yield await offers.offers()
+    elif name == "usage":
+        yield await ledger.report()
     elif name == "flood":
         yield await flood.flood(found[0])
     elif name == "pages":

@@ -117,6 +117,11 @@ class TestAccepted:
         _, spec, _ = stored(api, raw.json()["id"])
         assert (str(spec.limits.max_cost_usd), spec.limits.max_runtime_hours.__format__("f")) == ("0.1", "0.001")
 
+    def test_the_smallest_limits_are_limits(self, api: Api) -> None:
+        answer = api.create(changed(limits={"max_cost_usd": 1e-9, "max_runtime_hours": 1e-9}))
+        assert answer.status_code == 201
+        assert answer.json()["limits"] == {"max_cost_usd": 1e-9, "max_runtime_hours": 1e-9}
+
     @pytest.mark.parametrize("limits", [None, {}, {"max_cost_usd": None}])
     def test_absent_or_null_is_no_limit(self, api: Api, limits: Any) -> None:
         answer = api.create(changed(limits=limits))
@@ -286,6 +291,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, Any]] = [
     ("0 instances", changed(compute__instance_count=0), "compute.instance_count", 1),
     ("65 instances", changed(compute__instance_count=65), "compute.instance_count", 64),
     ("a cost limit of 0", changed(limits__max_cost_usd=0), "limits.max_cost_usd", 0),
+    ("a cost limit of -0.0", changed(limits__max_cost_usd=-0.0), "limits.max_cost_usd", 0),
+    ("a runtime of -0.0", changed(limits__max_runtime_hours=-0.0), "limits.max_runtime_hours", 0),
     ("a negative cost limit", changed(limits__max_cost_usd=-1), "limits.max_cost_usd", 0),
     ("a runtime of 0", changed(limits__max_runtime_hours=0), "limits.max_runtime_hours", 0),
     ("a runtime of 2**63", changed(limits__max_runtime_hours=2**63), "limits.max_runtime_hours", "100000"),
