@@ -44,6 +44,8 @@ def account_id(api_key: str, graphql_url: str) -> str:
         except Exception as failure:
             # Connections, time-outs, pages that are no JSON, JSON without data: the SDK lets all of them through.
             raise Ambiguous(f"{what}: {type(failure).__name__}: no answer that can be read") from None
+    if user is None:
+        raise AuthError(f"{what}: the key belongs to no account", scope="connection")
     if not isinstance(user, dict) or not isinstance(user.get("id"), str):
         raise Ambiguous(f"{what}: the answer names no account")
     return str(user["id"])

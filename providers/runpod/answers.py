@@ -298,7 +298,7 @@ def _error(
     kind: type[ProviderError], how: str, words: str, what: str, secrets: Iterable[str], response: httpx.Response
 ) -> ProviderError:
     # Masked before it is cut: half a secret is one too.
-    words = mask(words[: 64 * MESSAGE_CHARACTERS], secrets)[:MESSAGE_CHARACTERS]
+    words = mask(words, secrets)[:MESSAGE_CHARACTERS]
     return kind(
         f"{what}: {how}: {words}",
         scope="connection" if issubclass(kind, _CONNECTION_WIDE) else "offer",

@@ -1,11 +1,13 @@
 """Pages of a pod's log, which RunPod has as an endless stream of server-sent events.
 
-A page ends when the stream falls silent for a moment. An event's id is a timestamp that a resumed stream starts from,
-and that several lines may share, so a cursor also counts the lines of its last id: `{id}#{count}`.
+A page ends when the stream falls silent for a moment, or has spoken for long enough. An event's id is a timestamp that
+a resumed stream starts from, and that several lines may share, so a cursor also counts the lines of its last id:
+`{id}#{count}`.
 """
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -27,8 +29,17 @@ class _Event:
     line: str
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a page ends: after a silence of `idle_seconds`, and after `page_seconds` however much is still being said.
+    The first word may take three silences."""
+
+    idle_seconds: float = 2
+    page_seconds: float = 10
+
+
 async def read_page(
-    client: RunPodClient, pod_id: str, cursor: str | None, *, source: str | None, idle_seconds: float
+    client: RunPodClient, pod_id: str, cursor: str | None, *, source: str | None, patience: Patience
 ) -> LogPage:
     """What was logged after `cursor`, up to 1 MiB, and where to go on.
 
@@ -41,7 +52,7 @@ async def read_page(
     skip = count = int(counted) if counted.isdigit() else 0
     lines: list[str] = []
     size = 0
-    async for event in _events(client, pod_id, last_id, source, idle_seconds, what):
+    async for event in _events(client, pod_id, last_id, source, patience, what):
         if event.id == last_id and skip:
             skip -= 1
             continue
@@ -55,7 +66,7 @@ async def read_page(
 
 
 async def _events(
-    client: RunPodClient, pod_id: str, last_id: str, source: str | None, idle_seconds: float, what: str
+    client: RunPodClient, pod_id: str, last_id: str, source: str | None, patience: Patience, what: str
 ) -> AsyncIterator[_Event]:
     params = {} if last_id else {"tail": str(_BACKFILL_LINES)}
     if source is not None:
@@ -67,26 +78,33 @@ async def _events(
                 await r.aread()
                 read_rest(r, NoContent, what, client.secrets())
                 raise Ambiguous(f"{what}: HTTP {r.status_code} with an answer that is no event stream")
-            text = r.aiter_text()
             rest = ""
-            while (chunk := await _next(text, idle_seconds)) is not None:
+            async for chunk in _until_silence(r.aiter_text(), patience):
                 *blocks, rest = (rest + chunk).replace("\r\n", "\n").split("\n\n")
                 for block in blocks:
                     if (event := _event(block, what)) is not None:
                         yield event
-            if rest.strip():
-                raise Ambiguous(f"{what}: the stream ended in the middle of a line")
+                if not chunk and rest.strip():
+                    raise Ambiguous(f"{what}: the stream ended in the middle of a line")
     except httpx.HTTPError as error:
         raise Ambiguous(f"{what}: {type(error).__name__}: no answer") from error
 
 
-async def _next(text: AsyncIterator[str], idle_seconds: float) -> str | None:
-    """None at the end of the stream, and when nothing came for so long."""
-    try:
-        async with asyncio.timeout(idle_seconds):
-            return await anext(text, None)
-    except TimeoutError:
-        return None
+async def _until_silence(chunks: AsyncIterator[str], patience: Patience) -> AsyncIterator[str]:
+    """The chunks of a page; the empty one is the end of the stream itself. What a silence or the page's end cuts in two
+    is read again by the next page."""
+    deadline = time.monotonic() + patience.page_seconds
+    wait = 3 * patience.idle_seconds
+    while (remaining := deadline - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(min(wait, remaining)):
+                chunk = await anext(chunks, "")
+        except TimeoutError:
+            return
+        yield chunk
+        if not chunk:
+            return
+        wait = patience.idle_seconds
 
 
 def _event(block: str, what: str) -> _Event | None:

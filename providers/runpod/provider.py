@@ -45,7 +45,7 @@ from providers.runpod.answers import NoContent, Pod, PodPage, Registry, RentedPo
 from providers.runpod.catalog import Catalog, Cloud
 from providers.runpod.client import RunPodClient
 from providers.runpod.credentials import RunPodCredentials, RunPodEndpoints
-from providers.runpod.logs import SYSTEM, read_page
+from providers.runpod.logs import SYSTEM, Patience, read_page
 from providers.runpod.pods import (
     POD,
     REGISTRY,
@@ -80,8 +80,9 @@ class RunPodProvider:
     something before it counts as absent, default 3), `look_pause_seconds` (between those reads, default 1),
     `visibility_lag_seconds` (how long lists may lag behind a create, default 10), `poll_seconds` (how old the list of
     pods may be by which boots are followed, default 5), `log_after_seconds` (from when on the log of a boot is read,
-    and how often, default 20), `log_idle_seconds` (a silence that ends a page of a log, default 2), `boot_seconds`
-    (from create to a running container at most, default 1,800)."""
+    and how often, default 20), `log_idle_seconds` (a silence that ends a page of a log, default 2), `log_page_seconds`
+    (how long a page may take, default 10), `boot_seconds` (from create to a running container at most, default
+    1,800)."""
 
     name = "runpod"
     slots: int | None = None
@@ -111,7 +112,7 @@ class RunPodProvider:
         self._visibility_lag_seconds: float = options.get("visibility_lag_seconds", 10)
         self._poll_seconds: float = options.get("poll_seconds", 5)
         self._log_after_seconds: float = options.get("log_after_seconds", 20)
-        self._log_idle_seconds: float = options.get("log_idle_seconds", 2)
+        self._log_patience = Patience(options.get("log_idle_seconds", 2), options.get("log_page_seconds", 10))
         self._boot_seconds: float = options.get("boot_seconds", 1_800)
         self._client = RunPodClient(credentials, self._endpoints, self._timeout_seconds)
         clouds = (Cloud.SECURE, Cloud.COMMUNITY) if credentials.include_community else (Cloud.SECURE,)
@@ -258,9 +259,7 @@ class RunPodProvider:
 
     async def boot_log(self, handle: Handle, cursor: str | None) -> LogPage:
         """What the host says of the boot: pulls, starts and why they fail."""
-        return await read_page(
-            self._client, handle.provider_id, cursor, source=SYSTEM, idle_seconds=self._log_idle_seconds
-        )
+        return await read_page(self._client, handle.provider_id, cursor, source=SYSTEM, patience=self._log_patience)
 
     @property
     def log_after_seconds(self) -> float:
@@ -279,9 +278,7 @@ class RunPodProvider:
         if handle.resource_type == REGISTRY:
             return LogPage("", None)
         try:
-            return await read_page(
-                self._client, handle.provider_id, cursor, source=None, idle_seconds=self._log_idle_seconds
-            )
+            return await read_page(self._client, handle.provider_id, cursor, source=None, patience=self._log_patience)
         except ProviderNotFound:
             return LogPage("", cursor)
 

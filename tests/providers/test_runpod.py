@@ -619,6 +619,29 @@ class TestLogs:
         written = [line for _, line in runpod.account.log(instance)]
         assert text.splitlines() == written
 
+    async def test_a_page_of_a_pod_that_never_falls_silent_ends_and_the_next_one_goes_on(
+        self, runpod: RunningRunPod, control: CloudControl
+    ) -> None:
+        provider = make_runpod(runpod, log_page_seconds=0.5)
+        spec = make_spec()
+        handle = await provider.provision(await provider.create(spec, await offer_of(provider)), spec, no_progress)
+        instance: Any = runpod.account.cloud.resources[handle.provider_id]
+
+        async def chatter() -> None:
+            while True:
+                instance.console.append(f"line {len(instance.console)}")
+                await asyncio.sleep(0.02)
+
+        talking = asyncio.create_task(chatter())
+        async with asyncio.timeout(10):
+            first = await provider.logs(handle, None)
+            second = await provider.logs(handle, first.cursor)
+        talking.cancel()
+        lines = (first.text + second.text).splitlines()
+        assert lines == [line for _, line in runpod.account.log(instance)][: len(lines)]
+        assert len(second.text.splitlines()) > 5
+        await provider.close()
+
     async def test_an_event_that_is_cut_off_is_an_error(self, provider: RunPodProvider, control: CloudControl) -> None:
         handle = await provider.create(make_spec(), await offer_of(provider))
         await control.fault("logs", Answer.TRUNCATED, stage="after")
