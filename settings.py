@@ -2,9 +2,10 @@
 
 from decimal import Decimal
 from enum import StrEnum
+from ipaddress import ip_network
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -165,6 +166,13 @@ class Settings(BaseSettings):
     log_level: str = Field(
         default="info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
+
+    @field_validator("egress_allowed_networks")
+    @classmethod
+    def _are_networks(cls, text: str) -> str:
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            ip_network(part)
+        return text
 
     @property
     def sqlalchemy_url(self) -> str:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from egress import Egress, EgressError, EgressRefused, check_url, is_public, parse_networks
+from settings import Settings
 
 LOOPBACK = parse_networks("127.0.0.1/32")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -243,3 +244,12 @@ def certificate_for(name: str, directory: Path) -> tuple[ssl.SSLContext, ssl.SSL
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(path)
     return server, ssl.create_default_context(cadata=pem.decode())
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/33", "intranet", "10.0.0.1/8", "10.0.0.0/8;11.0.0.0/8"])
+def test_a_network_that_is_none_is_refused_at_the_start(text: str) -> None:
+    with pytest.raises(ValueError):
+        Settings(egress_allowed_networks=text)
+    with pytest.raises(ValueError):
+        parse_networks(text)
+    assert len(parse_networks(Settings(egress_allowed_networks="10.0.0.0/8, fd00::/8").egress_allowed_networks)) == 2

@@ -2,13 +2,14 @@
 
 from datetime import timedelta
 
-from sqlmodel import Session
+from sqlmodel import Session, select
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from activities.histories import export_failed, export_name
 from domain.ids import new_id
-from store.tables import Job
+from store import inbox
+from store.tables import InboxRow, Job, WebhookDelivery
 from store.temporal import data_converter
 from tests.support.control_plane import ControlPlane
 from worker import WORKFLOWS
@@ -50,3 +51,30 @@ async def test_housekeeping_seals_the_logs_of_finished_jobs(plane: ControlPlane)
 
     assert report.startswith("1 logs sealed")
     assert await plane.log_text(job_id) == "a line to keep\n" * 3
+
+
+async def test_housekeeping_forgets_old_messages_to_budgets_and_old_deliveries(plane: ControlPlane) -> None:
+    now = plane.services.clock()
+
+    def leave(session: Session) -> None:
+        for key, age in (("old", 8), ("young", 6)):
+            at = now - timedelta(days=age)
+            inbox.put(session, "budget-org_1", inbox.BUDGET, at, key=key)
+            session.flush()
+            row = session.exec(select(InboxRow).where(InboxRow.dedupe_key == key)).one()
+            row.delivered_at = at
+        for name, age in (("whd_old", 31), ("whd_young", 29)):
+            at = now - timedelta(days=age)
+            fields = {"webhook_id": "wh_1", "org_id": "org_1", "type": "webhook.test", "data": {}}
+            session.add(WebhookDelivery(id=name, state="dead", created_at=at, due_at=at, settled_at=at, **fields))
+
+    await plane.services.db.write(leave)
+    await plane.temporal.execute_workflow(
+        HOUSEKEEPING, id=new_id("housekeeping"), task_queue=plane.settings.task_queue, result_type=str
+    )
+
+    def left(session: Session) -> tuple[list[str], list[str]]:
+        told = session.exec(select(InboxRow.dedupe_key).where(InboxRow.kind == inbox.BUDGET)).all()
+        return list(told), list(session.exec(select(WebhookDelivery.id)).all())
+
+    assert await plane.services.db.read(left) == (["young"], ["whd_young"])
