@@ -5,7 +5,7 @@ what may exist; the next try looks it up by the attempt's id before it asks for 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 
@@ -23,7 +23,7 @@ from domain.errors import (
     NoCapacity,
     PermissionDenied,
     ProviderError,
-    QuotaExceeded,
+    ProviderRejected,
     RateLimited,
 )
 from domain.ids import AttemptId
@@ -43,7 +43,6 @@ from store.tables import ConnectionHealth, Instance, Job
 from workflows.contract import AllocateInput, Allocation, AllocationOutcome, Deadline
 
 _BLOCKS = (AuthError, PermissionDenied, BillingBlocked)
-_MOVES_ON = (NoCapacity, QuotaExceeded, *_BLOCKS)
 _OFFERS_SECONDS = 30.0
 _LOOKUPS = 6
 _SLOT_ROUND_SECONDS = 120.0
@@ -75,7 +74,10 @@ class AllocateActivities:
             return _rejection(open_attempts, request)
         offer = Offer.model_validate(instance.offer)
         if instance.handle is None:
-            return await self._create(job, request, instance, offer, known=True)
+            try:
+                return await self._create(job, request, instance, offer, known=True)
+            except ProviderError:
+                return None
         if instance.hello_at is None:
             # The earlier try may have ended between writing the answer down and judging its price.
             return await self._judge_price(job, request, instance, offer, Handle.model_validate(instance.handle))
@@ -86,9 +88,10 @@ class AllocateActivities:
     async def _walk(self, job: Job, request: AllocateInput) -> Allocation:
         await refuse_unlaunchable(self._context, job)
         spec = JobSpec.model_validate(job.spec)
-        result, failures = await self._menu(job, spec, request.rejected)
+        refused = await self._context.db.read(lambda session: attempts.refused_for_good(session, job.id))
+        result, failures = await self._menu(job, spec, {*request.rejected, *refused})
         if not result.offers:
-            return _nothing_eligible(result, failures, request.rejected)
+            return _nothing_eligible(result, failures, request.rejected, refused)
         return await self._walk_offers(job, request, result, wait_seconds=self._patience(request))
 
     def _patience(self, request: AllocateInput) -> float:
@@ -108,6 +111,7 @@ class AllocateActivities:
         broke: BudgetSpent | None = None
         refused: dict[str, Refusal] = {}
         blocked: set[str] = set()
+        for_good = not result.may_free_up
         with self._context.slots.place() as waiter:
             while True:
                 remaining = until - asyncio.get_running_loop().time()
@@ -123,15 +127,15 @@ class AllocateActivities:
                         refused[offer.provider] = Refusal(offer.provider, minted.message)
                         continue
                     if isinstance(minted, SlotsTaken | OfferTaken):
-                        last = NoCapacity(minted.message)
+                        last, for_good = NoCapacity(minted.message), False
                         refused[offer.provider] = Refusal(offer.provider, minted.message)
                         if isinstance(minted, SlotsTaken):
                             full.append(offer)
                         continue
                     try:
                         allocation = await self._create(job, request, minted, offer, known=False)
-                    except _MOVES_ON as error:
-                        last = error
+                    except ProviderError as error:
+                        last, for_good = error, for_good and isinstance(error, ProviderRejected)
                         refused[offer.provider] = Refusal(offer.provider, f"{error.kind}: {error.message}")
                         if isinstance(error, _BLOCKS):
                             blocked.add(offer.connection_id)
@@ -143,7 +147,8 @@ class AllocateActivities:
                         AllocationOutcome.IMPOSSIBLE, reason=Reason.BUDGET_EXHAUSTED, message=broke.message
                     )
                 if not full or remaining <= 0:
-                    return _exhausted(last, [*refused.values(), *result.refusals], in_line=bool(full))
+                    refusals = [*refused.values(), *result.refusals]
+                    return _exhausted(last, refusals, in_line=bool(full), for_good=for_good and last is not None)
                 offers = full
                 await waiter.wait(min(remaining, _SLOT_POLL_SECONDS))
 
@@ -241,7 +246,10 @@ class AllocateActivities:
     async def _create(
         self, job: Job, request: AllocateInput, instance: Instance, offer: Offer, *, known: bool
     ) -> Allocation | None:
-        """Rents the offer for the attempt. None: the provider refused the request itself, the next offer is tried.
+        """Rents the offer for the attempt. None: its end was confirmed meanwhile, the next offer is tried.
+
+        Raises:
+            ProviderError: the provider refused, and the attempt says so.
 
         The call runs as a task of its own: when this activity is cancelled, the call's answer is still written down.
         """
@@ -261,7 +269,7 @@ class AllocateActivities:
             handle = await self._ask(job, provider, instance, offer, known)
         except ProviderError as error:
             standing = await self._record_refusal(instance, error)
-            if standing is None and isinstance(error, _MOVES_ON):
+            if standing is None:
                 raise
             return standing
         standing = await self._record_handle(instance, offer, handle)
@@ -426,7 +434,16 @@ def _rows(session: Session, request: AllocateInput) -> tuple[Job, list[Instance]
     return job, attempts.open_attempts(session, job.id)
 
 
-def _exhausted(last: ProviderError | None, refusals: Sequence[Refusal], *, in_line: bool) -> Allocation:
+def _exhausted(last: ProviderError | None, refusals: Sequence[Refusal], *, in_line: bool, for_good: bool) -> Allocation:
+    """No offer was had. `for_good`: each was refused for what the request says, and would be again."""
+    if for_good:
+        assert last is not None
+        return Allocation(
+            AllocationOutcome.IMPOSSIBLE,
+            reason=Reason.PROVIDER_ERROR,
+            message=f"refused: {bounded(last.message)}",
+            details=reason_details(refusals),
+        )
     message = bounded(last.message) if last else "no offer could be had"
     reason = REASONS.get(last.kind, Reason.PROVIDER_ERROR) if last else Reason.CAPACITY_UNAVAILABLE
     return Allocation(
@@ -452,7 +469,10 @@ def _too_dear(instance: Instance, offer: Offer, message: str | None = None) -> A
     return Allocation(AllocationOutcome.TOO_DEAR, attempt_id=instance.id, offer_ref=offer.ref, message=message)
 
 
-def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tuple[str, ...]) -> Allocation:
+def _nothing_eligible(
+    result: Menu, failures: list[ProviderError], rejected: tuple[str, ...], refused: Mapping[str, str]
+) -> Allocation:
+    """`rejected` are the offers that failed the job, `refused` those that the provider refused it for good."""
     details, why = reason_details(result.refusals), bounded(result.explain())
     if failures:
         # A backend that could not be asked may have what is wanted.
@@ -472,6 +492,9 @@ def _nothing_eligible(result: Menu, failures: list[ProviderError], rejected: tup
         )
     if only_too_dear(result):
         return Allocation(AllocationOutcome.IMPOSSIBLE, reason=Reason.MAX_COST_EXCEEDED, message=why, details=details)
+    if refused:
+        message = f"refused: {list(refused.values())[-1]}"
+        return Allocation(AllocationOutcome.IMPOSSIBLE, reason=Reason.PROVIDER_ERROR, message=message, details=details)
     text = "no eligible offer is left" if rejected else "no eligible offer"
     return Allocation(
         AllocationOutcome.IMPOSSIBLE,

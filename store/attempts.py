@@ -11,6 +11,7 @@ from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
 from domain.billing import allocation_time, stopped_price
+from domain.errors import ProviderRejected
 from domain.ids import new_attempt_id
 from domain.money import recorded
 from domain.offers import Offer
@@ -52,6 +53,13 @@ def open_attempts(session: Session, job_id: str) -> list[Instance]:
     """The attempts of a job that are not confirmed absent, oldest first."""
     query = select(Instance).where(Instance.job_id == job_id, col(Instance.confirmed_absent_at).is_(None))
     return list(session.exec(query.order_by(col(Instance.number))).all())
+
+
+def refused_for_good(session: Session, job_id: str) -> dict[str, str]:
+    """The offers (by `ref`) whose provider refused the job for what it asks, each with its message, oldest first."""
+    query = select(Instance).where(Instance.job_id == job_id, Instance.reason_code == ProviderRejected.kind)
+    found = session.exec(query.order_by(col(Instance.number))).all()
+    return {Offer.model_validate(row.offer).ref: row.reason_message or row.reason_code or "" for row in found}
 
 
 def current_of(open_attempts: Sequence[Instance]) -> Instance | None:

@@ -207,6 +207,34 @@ async def test_a_connection_that_was_removed_is_forgotten(plane: ControlPlane) -
     assert await plane.services.db.read(offer_cache.health) == []
 
 
+async def test_what_a_provider_refuses_for_what_it_says_is_not_asked_again(plane: ControlPlane) -> None:
+    assert plane.cloud is not None
+    await plane.cloud.offers(cpu("one"), cpu("two", "0.72"))
+    await plane.cloud.fault(Operation.CREATE, Answer.INVALID, times=None)
+
+    job = await plane.until_terminal(await plane.fake(placement={"capacity_wait_seconds": 600}), seconds=10)
+
+    assert (job["state"], job["reason"]["code"]) == ("failed", "provider_error")
+    assert job["attempts"] == {"total": 2, "rejected": 2, "user_failure": 0, "preemption": 0, "infrastructure": 0}
+    assert job["reason"]["details"]["providers"][0]["reason"].startswith("rejected: ")
+    assert len(await plane.cloud.journal(Operation.CREATE)) == 2
+
+
+async def test_an_offer_that_was_refused_for_good_is_left_out_of_the_next_rounds(plane: ControlPlane) -> None:
+    assert plane.cloud is not None
+    await plane.cloud.offers(cpu("wrong"), cpu("busy", "0.72"))
+    await plane.cloud.fault(Operation.CREATE, Answer.INVALID, offer="wrong", times=None)
+    await plane.cloud.fault(Operation.CREATE, Answer.NO_CAPACITY, offer="busy", times=1)
+
+    job_id = await plane.fake(placement={"capacity_wait_seconds": 600})
+    job = await plane.until_terminal(job_id)
+    await plane.until_gone(job_id)
+
+    assert job["state"] == "succeeded"
+    asked = [attempt.offer["provider_sku"] for attempt in await plane.attempts(job_id)]
+    assert asked == ["wrong", "busy", "busy"]
+
+
 async def test_preemptions_are_counted_apart_from_failed_boots(plane: ControlPlane) -> None:
     assert plane.cloud is not None
     await plane.cloud.offers(cpu("full", "0.10"), cpu("dud", "0.20"), cpu("good", "0.36"))
