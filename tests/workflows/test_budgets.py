@@ -201,3 +201,29 @@ async def test_a_budget_workflow_that_was_ended_from_outside_is_started_again(pl
     assert await sweep(plane.context, plane.temporal) == [plane.org_id]
     await until(sleeps, what="it runs again")
     assert (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
+
+
+async def test_a_long_history_is_continued_and_nothing_is_forgotten(plane: ControlPlane) -> None:
+    await budget(plane, "100")
+    handle = plane.temporal.get_workflow_handle(budget_workflow_id(plane.org_id))
+
+    async def runs() -> bool:
+        try:
+            return await plan(plane) is not None
+        except RPCError:
+            return False
+
+    await until(runs, what="the budget workflow runs")
+    first = (await handle.describe()).run_id
+
+    async def another_run() -> bool:
+        await asyncio.gather(*(handle.signal("changed") for _ in range(100)))
+        return (await handle.describe()).run_id != first
+
+    await until(another_run, seconds=60, what="it continues as new")
+    job_id = await plane.fake(run_seconds=120)
+    await plane.until_state(job_id, JobState.RUNNING)
+    [known] = (await plane.client.get("/api/v1/compute/budgets")).json()["data"]
+    await plane.client.put(f"/api/v1/compute/budgets/{known['id']}", json={"amount_usd": 0})
+    assert (await plane.until_terminal(job_id))["reason"]["code"] == "budget_exhausted"
+    await plane.until_gone(job_id)
