@@ -72,6 +72,10 @@ class AwsServer:
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
         self.silent_seconds = 1.5
+        self.consoles: dict[str, str] = {}
+        """What the console of an instance shows, where that is not moto's own."""
+        self.booted: Callable[[Instance, bytes], None] = lambda instance, user_data: None
+        """Called in the server's thread for each new instance, with what cloud-init would run."""
         self._tokens: dict[str, tuple[str, Answer, list[str]]] = {}
         self._hidden: dict[str, int] = {}
         self._lingering: dict[str, int] = {}
@@ -164,6 +168,8 @@ class AwsServer:
             case "GetParameter":
                 value = {"Parameter": {"Name": json.loads(call.raw)["Name"], "Value": self._ubuntu()}}
                 return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/x-amz-json-1.1"})
+            case "GetConsoleOutput" if call.form["InstanceId"] in self.consoles:
+                return _console(call.form["InstanceId"], self.consoles[call.form["InstanceId"]])
             case "RunInstances" if call.form.get("DryRun") != "true":
                 return self._run(method, path, headers, call)
             case "DescribeInstanceTypes" | "DescribeInstanceTypeOfferings":
@@ -204,6 +210,8 @@ class AwsServer:
         if answer.status == 200:
             ids = re.findall(r"<instanceId>(i-[0-9a-f]+)</instanceId>", answer.body.decode())
             self._tokens[token] = (asked, answer, ids)
+            for instance in [i for i in self._all() if i.id in ids]:
+                self.booted(instance, base64.b64decode(call.form.get("UserData", "")))
         return answer
 
     def _settle(self, call: Call) -> None:
@@ -293,6 +301,12 @@ def ec2_error(status: int, code: str, message: str, headers: dict[str, str] | No
         f"<Response><Errors><Error><Code>{code}</Code><Message>{escape(message)}</Message></Error></Errors></Response>"
     )
     return Answer(status, body.encode(), {"Content-Type": "text/xml", **(headers or {})})
+
+
+def _console(instance_id: str, text: str) -> Answer:
+    output = base64.b64encode(text.encode()).decode()
+    body = f"<instanceId>{instance_id}</instanceId><output>{output}</output>"
+    return Answer(200, f"<GetConsoleOutputResponse>{body}</GetConsoleOutputResponse>".encode())
 
 
 def error_for(call: Call, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Answer:
