@@ -22,6 +22,7 @@ from store.tables import BilledResource, Instance, Job, LedgerEntry
 
 JOB = "job"
 """The type of resource that instances belong to, so far."""
+RESOURCE_TYPES = (JOB, "service", "volume")
 
 _NANO = 10**9
 _ENTRIES: Table = SQLModel.metadata.tables[str(LedgerEntry.__tablename__)]

@@ -6,17 +6,29 @@ begun before now can no longer change: a window that ends by now is answered the
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, bindparam, exists, func, or_, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    Table,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+)
 from sqlmodel import Session, SQLModel, col
 
 from domain.money import LONGEST_UNIT, Run, UsdPerHour
 from store.columns import UtcDateTime
-from store.ledger import JOB, attos_of, written_through
+from store.ledger import JOB, RESOURCE_TYPES, attos_of, written_through
 from store.meters import meters_of
 from store.tables import BilledResource, Instance, Job, LedgerEntry
 
@@ -173,14 +185,17 @@ def _sums(session: Session, scope: Scope, window: Window, live: dict[str, _Live]
     """By type of resource. Entries that the window holds whole are added up by the database; the few that it cuts,
     none of which is longer than a day, are cut here."""
     sums = defaultdict[str, int](int)
-    for resource_type, *parts in _rows(session, _whole, scope, window):
-        sums[resource_type] += attos_of(*(int(part) for part in parts))
-    for cut in (_cut_by_begin, _cut_by_end):
-        for resource_type, *run in _rows(session, cut, scope, window):
-            part = _run(run).within(window.begin, window.end)
-            sums[resource_type] += part.attos if part else 0
+    for resource_type in (scope.resource_type,) if scope.resource_type else RESOURCE_TYPES:
+        of_type = replace(scope, resource_type=resource_type)
+        [parts] = _rows(session, _whole, of_type, window)
+        # No entry is no sum.
+        sums[resource_type] += attos_of(*(int(part or 0) for part in parts))
+        for cut in (_cut_by_begin, _cut_by_end):
+            for run in _rows(session, cut, of_type, window):
+                part = _run(run).within(window.begin, window.end)
+                sums[resource_type] += part.attos if part else 0
     sums[JOB] += sum(entry.attos for entry in live.values())
-    return sums
+    return dict(sums)
 
 
 def _run(row: Sequence[Any]) -> Run:
@@ -222,8 +237,14 @@ def _scoped(table: Table, of_project: bool, of_type: bool) -> list[ColumnElement
     return conditions
 
 
-def _in_window(of_project: bool, of_type: bool) -> list[ColumnElement[bool]]:
-    """Resources with an entry in the window. One that began before it and ended after it may have had a pause."""
+def _in_window(of_project: bool, of_type: bool, *, in_order: bool = False) -> list[ColumnElement[bool]]:
+    """Resources with an entry in the window. One that began before it and ended after it may have had a pause.
+
+    `in_order` keeps the database from choosing the window's index, whose rows would have to be sorted for a page.
+    """
+    last_at: Any = _RESOURCES.c.last_at
+    if in_order:
+        last_at = last_at.op("+", return_type=BigInteger())(literal_column("0"))
     an_entry = exists().where(
         _ENTRIES.c.resource_id == _RESOURCES.c.resource_id,
         _ENTRIES.c.begins_at < _at("end"),
@@ -231,7 +252,7 @@ def _in_window(of_project: bool, of_type: bool) -> list[ColumnElement[bool]]:
     )
     return [
         *_scoped(_RESOURCES, of_project, of_type),
-        _RESOURCES.c.last_at >= _at("begin"),
+        last_at >= _at("begin"),
         _RESOURCES.c.begins_at < _at("end"),
         or_(_RESOURCES.c.begins_at >= _at("begin"), _RESOURCES.c.last_at < _at("end"), an_entry),
     ]
@@ -251,7 +272,7 @@ def _among(*scope: bool) -> Select[Any]:
 @cache
 def _first(*scope: bool) -> Select[Any]:
     position = (_RESOURCES.c.resource_at, _RESOURCES.c.resource_id)
-    query = select(*position).where(*_in_window(*scope))
+    query = select(*position).where(*_in_window(*scope, in_order=True))
     return query.order_by(*(column.desc() for column in position)).limit(bindparam("count"))
 
 
@@ -265,8 +286,7 @@ def _continued(*scope: bool) -> Select[Any]:
 def _whole(*scope: bool) -> Select[Any]:
     parts = (func.sum(_ENTRIES.c.whole), func.sum(_ENTRIES.c.nano), func.sum(_ENTRIES.c.atto))
     inside = (_ENTRIES.c.begins_at >= _at("begin"), _ENTRIES.c.begins_at < _at("end"), _ENTRIES.c.last_at < _at("end"))
-    query = select(_ENTRIES.c.resource_type, *parts).where(*_scoped(_ENTRIES, *scope), *inside)
-    return query.group_by(_ENTRIES.c.resource_type)
+    return select(*parts).where(*_scoped(_ENTRIES, *scope), *inside)
 
 
 @cache
@@ -282,7 +302,7 @@ def _cut_by_end(*scope: bool) -> Select[Any]:
 
 
 def _cut(*scope: bool) -> Select[Any]:
-    return select(_ENTRIES.c.resource_type, *_RUN).where(*_scoped(_ENTRIES, *scope))
+    return select(*_RUN).where(*_scoped(_ENTRIES, *scope))
 
 
 _RUNS_OF_RESOURCES = select(_ENTRIES.c.resource_id, *_RUN).where(

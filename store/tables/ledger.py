@@ -25,14 +25,14 @@ class LedgerEntry(SQLModel, table=True):
     __tablename__ = "ledger_entry"
     __table_args__ = (
         UniqueConstraint("instance_id", "begins_at"),
-        # A window's sum is answered from this index alone.
+        # A window's sum is answered from this index alone, in its order.
         Index(
             "ix_ledger_window",
             "org_id",
+            "resource_type",
             "begins_at",
             "last_at",
             "project_id",
-            "resource_type",
             "whole",
             "nano",
             "atto",

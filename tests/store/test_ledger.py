@@ -340,9 +340,13 @@ def test_a_window_in_a_jobs_pause_holds_none_of_it(site: Site) -> None:
     site.clock.advance(hours=2)
     second = site.rent("1", job=job)
     site.clock.advance(600)
-    assert site.report(pause, pause + timedelta(hours=1)) == usage.Report((), False, 0, {"job": 0})
+    assert site.report(pause, pause + timedelta(hours=1)) == usage.Report(
+        (), False, 0, dict.fromkeys(ledger.RESOURCE_TYPES, 0)
+    )
     site.gone(second)
-    assert site.report(pause, pause + timedelta(hours=1)) == usage.Report((), False, 0, {"job": 0})
+    assert site.report(pause, pause + timedelta(hours=1)) == usage.Report(
+        (), False, 0, dict.fromkeys(ledger.RESOURCE_TYPES, 0)
+    )
     assert site.report(pause, minute(site.clock())).total == 1
 
 

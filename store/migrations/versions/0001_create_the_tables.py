@@ -265,7 +265,7 @@ def upgrade() -> None:
         batch_op.create_index("ix_ledger_resource", ["resource_id", "begins_at"], unique=False)
         batch_op.create_index(
             "ix_ledger_window",
-            ["org_id", "begins_at", "last_at", "project_id", "resource_type", "whole", "nano", "atto"],
+            ["org_id", "resource_type", "begins_at", "last_at", "project_id", "whole", "nano", "atto"],
             unique=False,
         )
 
