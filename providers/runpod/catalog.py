@@ -1,9 +1,10 @@
 """Offers of RunPod: the GPU catalog of REST v2 for on-demand pods, GraphQL's lowest bids for spot."""
 
+import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 
@@ -68,38 +69,67 @@ def accelerator_of(gpu_id: str, memory_gb: int) -> tuple[Gpu, Interconnect | Non
     return entry, Interconnect.PCIE if Interconnect.PCIE in entry.interconnects else None
 
 
-class Catalog:
-    """Reads offers. `clouds` are those that the connection uses."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the API said at a moment, by cloud and number of GPUs, then by GPU id."""
 
-    def __init__(self, client: RunPodClient, clouds: Sequence[Cloud], provider: str, connection_id: str) -> None:
+    at: datetime
+    stock: dict[tuple[Cloud, int], dict[str, GpuType]]
+    spot: dict[tuple[Cloud, int], dict[str, SpotPrice]]
+
+
+class Catalog:
+    """Reads offers. `clouds` are those that the connection uses. An answer that is no older than `fresh_seconds` serves
+    again, so that a burst of jobs does not use up the calls that the account has per minute."""
+
+    def __init__(
+        self,
+        client: RunPodClient,
+        clouds: Sequence[Cloud],
+        provider: str,
+        connection_id: str,
+        *,
+        fresh_seconds: float,
+        clock: Callable[[], datetime],
+    ) -> None:
         self._client = client
         self._clouds = clouds
         self._provider = provider
         self._connection_id = connection_id
+        self._fresh = timedelta(seconds=fresh_seconds)
+        self._clock = clock
+        self._reading = asyncio.Lock()
+        self._seen: dict[tuple[int, ...], _Seen] = {}
 
-    async def offers(self, query: OfferQuery, now: datetime) -> list[Offer]:
+    async def offers(self, query: OfferQuery) -> list[Offer]:
         """On demand and spot, for every number of GPUs that a pod may have; for a narrowed query, one number.
 
         Stock is asked for by number of GPUs. Of 3, 5, 6 and 7 it is that of the next number asked, unless the query
         names one: each call counts towards the account's rate limit.
         """
-        if query.gpu_count == 0:
+        if query.gpu_count is not None and not 1 <= query.gpu_count <= _STOCK_COUNTS[-1]:
             return []
         counts = _STOCK_COUNTS if query.gpu_count is None else (query.gpu_count,)
-        stock = {
-            (cloud, count): await self._stock(cloud, count) for cloud in self._clouds for count in counts
-        }  # one after another: the limit is per minute
-        spot = await self._spot(counts)
+        seen = await self._look(counts)
         offers: list[Offer] = []
-        for (cloud, count), gpus in stock.items():
+        for (cloud, count), gpus in seen.stock.items():
             for gpu in gpus.values():
                 named = accelerator_of(gpu.id, gpu.memory)
                 if named is None or query.accelerator not in (None, named[0].name):
                     continue
+                spot = seen.spot[cloud, count].get(gpu.id)
                 for n in _stands_for(count, counts):
                     if n in named[0].gpu_counts and n <= _most(gpu, cloud):
-                        offers += self._of(gpu, cloud, n, named, spot.get((cloud, count), {}).get(gpu.id), now)
+                        offers += self._of(gpu, cloud, n, named, _share(spot, n, count), seen.at)
         return offers
+
+    async def _look(self, counts: tuple[int, ...]) -> _Seen:
+        async with self._reading:
+            seen = self._seen.get(counts)
+            if seen is None or self._clock() - seen.at >= self._fresh:
+                stock = {(cloud, count): await self._stock(cloud, count) for cloud in self._clouds for count in counts}
+                seen = self._seen[counts] = _Seen(self._clock(), stock, await self._spot(counts))
+            return seen
 
     async def _stock(self, cloud: Cloud, count: int) -> dict[str, GpuType]:
         params = {"include": "AVAILABILITY", "product": "POD", "cloud": cloud.value, "count": str(count)}
@@ -173,6 +203,14 @@ class Catalog:
             stocked = (spot.stock or "None").upper() != _NO_STOCK
             offers.append(offer("spot", ANYWHERE, spot.minimum_bid * count, stocked))
         return offers
+
+
+def _share(spot: SpotPrice | None, count: int, asked: int) -> SpotPrice | None:
+    """What comes with fewer GPUs than were asked for."""
+    if spot is None or count == asked:
+        return spot
+    vcpus, memory_gb = (None if value is None else value * count // asked for value in (spot.vcpus, spot.memory_gb))
+    return spot.model_copy(update={"vcpus": vcpus, "memory_gb": memory_gb})
 
 
 def _stands_for(count: int, counts: Sequence[int]) -> range:

@@ -9,10 +9,10 @@ import contextlib
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakValueDictionary
 
+from domain.clock import Clock, utc_now
 from domain.errors import (
     Ambiguous,
     AuthError,
@@ -76,13 +76,13 @@ _START_AT_FAULT = re.compile(r"executable file not found|oci runtime create fail
 
 
 class RunPodProvider:
-    """Options of the context: `timeout_seconds` of an answer (default 30), `looks` (how many reads in a row must miss
-    something before it counts as absent, default 3), `look_pause_seconds` (between those reads, default 1),
-    `visibility_lag_seconds` (how long lists may lag behind a create, default 10), `poll_seconds` (how old the list of
-    pods may be by which boots are followed, default 5), `log_after_seconds` (from when on the log of a boot is read,
-    and how often, default 20), `log_idle_seconds` (a silence that ends a page of a log, default 2), `log_page_seconds`
-    (how long a page may take, default 10), `boot_seconds` (from create to a running container at most, default
-    1,800)."""
+    """Options of the context: `timeout_seconds` of an answer (default 30), `offers_seconds` (for how long an answer
+    about offers serves again, default 10), `looks` (how many reads in a row must miss something before it counts as
+    absent, default 3), `look_pause_seconds` (between those reads, default 1), `visibility_lag_seconds` (how long lists
+    may lag behind a create, default 10), `poll_seconds` (how old the list of pods may be by which boots are followed,
+    default 5), `log_after_seconds` (from when on the log of a boot is read, and how often, default 20),
+    `log_idle_seconds` (a silence that ends a page of a log, default 2), `log_page_seconds` (how long a page may take,
+    default 10), `boot_seconds` (from create to a running container at most, default 1,800)."""
 
     name = "runpod"
     slots: int | None = None
@@ -101,6 +101,8 @@ class RunPodProvider:
         context: ProviderContext,
         credentials: RunPodCredentials,
         endpoints: RunPodEndpoints | None = None,
+        *,
+        clock: Clock = utc_now,
     ) -> None:
         options = context.options
         self._context = context
@@ -116,7 +118,10 @@ class RunPodProvider:
         self._boot_seconds: float = options.get("boot_seconds", 1_800)
         self._client = RunPodClient(credentials, self._endpoints, self._timeout_seconds)
         clouds = (Cloud.SECURE, Cloud.COMMUNITY) if credentials.include_community else (Cloud.SECURE,)
-        self._catalog = Catalog(self._client, clouds, self.name, context.connection_id)
+        self._catalog = Catalog(
+            self._client, clouds, self.name, context.connection_id,
+            fresh_seconds=options.get("offers_seconds", 10), clock=clock,
+        )  # fmt: skip
         self._creating: WeakValueDictionary[AttemptId, asyncio.Lock] = WeakValueDictionary()
         self._uncertain: set[AttemptId] = set()
         self._polling = asyncio.Lock()
@@ -144,7 +149,7 @@ class RunPodProvider:
         return CredentialReport(status="ok")
 
     async def offers(self, query: OfferQuery) -> list[Offer]:
-        return await self._catalog.offers(query, datetime.now(UTC))
+        return await self._catalog.offers(query)
 
     # create, find -------------------------------------------------------------------------------------------------
 

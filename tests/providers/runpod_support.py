@@ -16,6 +16,7 @@ MakeRunPod = Callable[..., RunPodProvider]
 
 IMPATIENT: dict[str, Any] = {
     "timeout_seconds": 60,
+    "offers_seconds": 0,
     "look_pause_seconds": 0.01,
     "visibility_lag_seconds": 0,
     "poll_seconds": 0.02,

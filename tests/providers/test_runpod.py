@@ -34,7 +34,14 @@ from domain.errors import (
 from domain.ids import new_attempt_id
 from domain.offers import Offer
 from domain.spec import ComputeRequest, Interconnect, Port, RegistryCredential, Workload
-from providers.base import AgentBootstrap, InstanceSpec, OfferQuery, ProviderState, TerminateState
+from providers.base import (
+    AgentBootstrap,
+    InstanceSpec,
+    OfferQuery,
+    ProviderContext,
+    ProviderState,
+    TerminateState,
+)
 from providers.fake.control import CloudControl
 from providers.fake.faults import Answer
 from providers.fake.script import AgentScript
@@ -49,6 +56,7 @@ from tests.providers.control_plane import ControlPlane
 from tests.providers.runpod_fake.account import API_KEY
 from tests.providers.runpod_fake.server import RunningRunPod, serve_runpod
 from tests.providers.runpod_support import make_runpod
+from tests.support.clock import SettableClock
 
 RTX_4090 = "nvidia-rtx-4090-24gb"
 LOGIN = RegistryCredential(username="robot", password=SecretStr(PASSWORD))
@@ -129,6 +137,40 @@ class TestOffers:
     async def test_a_machine_says_how_many_vcpus_come_with_it(self, provider: RunPodProvider) -> None:
         offers = await provider.offers(OfferQuery(RTX_4090, 2))
         assert {(o.vcpus, o.memory_gb) for o in offers} == {(16, 120)}
+
+    async def test_fewer_gpus_than_were_asked_about_come_with_their_share(self, provider: RunPodProvider) -> None:
+        offers = await provider.offers(OfferQuery(RTX_4090))
+        assert {(o.gpu_count, o.vcpus) for o in offers} == {(n, 8 * n) for n in range(1, 9)}
+
+    async def test_a_burst_of_jobs_reads_the_catalog_once(self, runpod: RunningRunPod, control: CloudControl) -> None:
+        provider = make_runpod(runpod, offers_seconds=60)
+        await asyncio.gather(*(provider.offers(OfferQuery(RTX_4090, 1)) for _ in range(20)))
+        assert len(await control.journal("offers")) == 2
+        assert await provider.offers(OfferQuery("nvidia-h100-80gb", 1))
+        assert len(await control.journal("offers")) == 2
+        assert await provider.offers(OfferQuery(RTX_4090, 2))
+        assert len(await control.journal("offers")) == 4
+        await provider.close()
+
+    async def test_an_old_answer_does_not_serve_again(self, runpod: RunningRunPod, control: CloudControl) -> None:
+        clock = SettableClock()
+        context = ProviderContext("conn-runpod", OWNER, "/nonexistent", {"offers_seconds": 10})
+        credentials = RunPodCredentials(api_key=SecretStr(API_KEY))
+        provider = RunPodProvider(context, credentials, runpod.endpoints, clock=clock)
+        seen = [await provider.offers(OfferQuery(RTX_4090, 1))]
+        clock.advance(9)
+        seen.append(await provider.offers(OfferQuery(RTX_4090, 1)))
+        clock.advance(1)
+        seen.append(await provider.offers(OfferQuery(RTX_4090, 1)))
+        assert [(offers[0].observed_at - seen[0][0].observed_at).seconds for offers in seen] == [0, 0, 10]
+        await provider.close()
+
+    @pytest.mark.parametrize("count", [0, 9, 16])
+    async def test_numbers_of_gpus_that_no_pod_has_are_not_asked_for(
+        self, provider: RunPodProvider, control: CloudControl, count: int
+    ) -> None:
+        assert await provider.offers(OfferQuery(None, count)) == []
+        assert await control.journal("offers") == []
 
     async def test_an_empty_catalog_is_an_error(
         self, provider: RunPodProvider, monkeypatch: pytest.MonkeyPatch
