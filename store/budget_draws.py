@@ -18,7 +18,7 @@ from domain.money import Run, UsdPerHour, attos
 from domain.offers import Offer
 from domain.states import TERMINAL, JobState
 from store.columns import UtcDateTime
-from store.ledger import attos_of
+from store.ledger import RESOURCE_TYPES, attos_of
 from store.meters import meters_of
 from store.tables import ApiKey, Budget, BudgetReservation, Instance, Job, LedgerEntry, Organization
 
@@ -180,7 +180,8 @@ def _of_budget(query: Select[Any], of_project: bool, of_owner: bool, of_jobs: bo
     if of_jobs:
         # They are the budget's: to say so again would lead SQLite past the index over the jobs.
         return query.where(_LEDGER.c.resource_id.in_(bindparam("jobs", expanding=True)))
-    query = query.where(_LEDGER.c.org_id == bindparam("org"))
+    # Named, because the index over times is one for each type.
+    query = query.where(_LEDGER.c.org_id == bindparam("org"), _LEDGER.c.resource_type.in_(RESOURCE_TYPES))
     if of_project:
         query = query.where(_LEDGER.c.project_id == bindparam("project"))
     if of_owner:
