@@ -44,7 +44,7 @@ def replay(
     if (job_id is None) == (file is None):
         raise CommandError("give a JOB, or --file with an exported history", code=ExitCode.USAGE)
     if file is not None:
-        outcome = asyncio.run(_replay_history(_read_history(file), _settings(data_dir)))
+        outcome = asyncio.run(_replay_history(_read_history(file), settings_of(data_dir)))
     else:
         outcome = asyncio.run(_replay_job(str(job_id), run_id, data_dir))
     if as_json:
@@ -83,7 +83,7 @@ async def _replay_job(job_id: str, run_id: str | None, data_dir: Path | None) ->
     from store.temporal import connect
     from store.vault import Vault
 
-    settings = _settings(data_dir)
+    settings = settings_of(data_dir)
     vault = Vault.load(_secret(settings), settings.key_file, settings.master_key_kms)
     try:
         client = await connect(settings, vault)
@@ -110,7 +110,7 @@ def _unreachable(settings: Any) -> CommandError:
     )
 
 
-def _settings(data_dir: Path | None) -> Any:
+def settings_of(data_dir: Path | None) -> Any:
     """The environment's settings; the address of an embedded stack comes from its credentials file."""
     import json
     import os

@@ -1,5 +1,8 @@
 """`headrace vault`: the master key of what is sealed. For operators, on a machine that has the key and the database."""
 
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +13,7 @@ from commands.exits import CommandError, ExitCode
 from commands.options import AsJson
 from commands.processes import load_settings
 from commands.render import hint, moment, print_json, print_table, put, say
+from commands.replay import settings_of
 
 if TYPE_CHECKING:
     from settings import Settings
@@ -25,15 +29,15 @@ Directory = Annotated[
 
 @app.command("status")
 def status(data_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Show how much each master key has sealed. One that has sealed nothing any more may be taken away."""
-    settings = _settings(data_dir)
+    """Show how much each master key has sealed. One that nothing needs any more may be taken away."""
+    settings = settings_of(data_dir)
     vault, _ = _open_vault(settings)
     rows = _status(settings, vault)
     if as_json:
         print_json(rows)
         return
     print_table(
-        ("KEY", "IS", "SEALED", "FINGERPRINTS", "ROTATED OUT"),
+        ("KEY", "IS", "SEALED", "FINGERPRINTS", "ROTATED OUT", "HISTORIES"),
         (
             (
                 row["key_id"],
@@ -41,6 +45,7 @@ def status(data_dir: Directory = None, as_json: AsJson = False) -> None:
                 str(sum(row["sealed"].values())),
                 str(row["fingerprints"]),
                 moment(row["retired_at"]) or "-",
+                "-" if row["histories"] is None else str(row["histories"]),
             )
             for row in rows
         ),
@@ -58,7 +63,7 @@ def rotate(data_dir: Directory = None, as_json: AsJson = False) -> None:
     from store import reseal, retired_keys
     from store.vault import Vault, VaultError
 
-    settings = _settings(data_dir)
+    settings = settings_of(data_dir)
     vault, source = _open_vault(settings)
     with open_database(settings) as database:
         unfinished = any(use.sealed for use in database.run_read(lambda s: reseal.uses(s, vault))[1:])
@@ -110,11 +115,6 @@ def new_key() -> None:
         raise CommandError(str(error), code=ExitCode.USAGE) from None
 
 
-def _settings(data_dir: Path | None) -> "Settings":
-    settings = load_settings()
-    return settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir})
-
-
 def _open_vault(settings: "Settings") -> "tuple[Vault, Any]":
     from store.stores import key_source
     from store.vault import Vault, VaultError
@@ -146,6 +146,7 @@ def _status(settings: "Settings", vault: "Vault") -> list[dict[str, Any]]:
         kept = database.run_read(retired_keys.kept)
         strangers = database.run_read(lambda session: reseal.unopenable(session, vault))
     rows: list[dict[str, Any]] = []
+    histories = asyncio.run(_histories(settings, vault, kept))
     for use in uses:
         state = "active" if use.key_id == vault.active_key_id else "in use" if use.sealed else "not needed for rows"
         rows.append(
@@ -155,12 +156,30 @@ def _status(settings: "Settings", vault: "Vault") -> list[dict[str, Any]]:
                 "sealed": use.sealed,
                 "fingerprints": use.fingerprints,
                 "retired_at": timestamp(kept.get(use.key_id)),
+                "histories": histories.get(use.key_id),
             }
         )
     if strangers:
-        sealed = {"unknown": strangers}
-        rows.append({"key_id": "?", "state": "missing", "sealed": sealed, "fingerprints": 0, "retired_at": None})
+        missing = {"key_id": "?", "state": "missing", "sealed": {"unknown": strangers}}
+        rows.append({**missing, "fingerprints": 0, "retired_at": None, "histories": None})
     return rows
+
+
+async def _histories(settings: "Settings", vault: "Vault", kept: Mapping[str, datetime]) -> dict[str, int]:
+    """How many workflows that Temporal has began before a key was rotated out: its payloads may be in their histories.
+    Empty when Temporal cannot be reached."""
+    from temporalio.service import RPCError
+
+    from store.temporal import connect
+
+    try:
+        client = await connect(settings, vault)
+        return {
+            key_id: (await client.count_workflows(f'StartTime < "{retired_at.isoformat()}"')).count
+            for key_id, retired_at in kept.items()
+        }
+    except (RuntimeError, RPCError):
+        return {}
 
 
 def _explain(rows: list[dict[str, Any]]) -> None:
@@ -168,6 +187,10 @@ def _explain(rows: list[dict[str, Any]]) -> None:
         hint("`headrace vault rotate` seals anew what older keys have sealed")
     if any(row["state"] == "missing" for row in rows):
         hint("`missing` was sealed with keys that are not configured: put them back")
-    done = [row["key_id"] for row in rows if row["state"] == "not needed for rows" and row["retired_at"]]
-    if done:
-        hint(f"Temporal's histories are sealed too: keep {', '.join(done)} until 30 days after the rotation")
+    for row in rows:
+        if row["state"] == "not needed for rows" and row["retired_at"]:
+            if row["histories"] == 0:
+                hint(f"{row['key_id']} can be taken away")
+            else:
+                left = "Temporal's histories" if row["histories"] is None else f"{row['histories']} histories"
+                hint(f"keep {row['key_id']}: {left} may still need it; restart the workers once, lest more do")

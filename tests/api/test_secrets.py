@@ -5,11 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlmodel import select
 
 from api.encoding import timestamp
 from domain.roles import Role
 from domain.states import JobState
-from store.tables import Organization
+from store.tables import AuditEntry, Organization
 from store.transitions import transition
 from tests.api.conftest import JOB, Api
 from tests.support.clock import SettableClock
@@ -152,6 +153,20 @@ class TestAnswers:
             api.client.post(f"/secrets/{secret_id}/rotate", json={"data": {"K": "v"}}),
         ):
             assert error_of(answer)[:2] == (404, "not_found")
+
+    def test_the_audit_log_tells_who_did_what_and_no_value(self, api: Api) -> None:
+        secret = create(api)
+        headers = {"X-On-Behalf-Of": "end-user-7"}
+        url = f"/secrets/{secret['id']}"
+        api.client.post(f"{url}/rotate", json={"data": {"TOKEN": CANARY, "B": CANARY}}, headers=headers)
+        api.client.post(f"{url}/rotate", json={"data": {}})
+        api.client.delete(url)
+        entries = api.services.db.run_read(lambda s: s.exec(select(AuditEntry).order_by(AuditEntry.id)).all())
+        assert [(e.action, e.resource, e.on_behalf_of, e.data) for e in entries] == [
+            ("secret.create", secret["id"], None, {"name": "token", "version": 1, "keys": ["TOKEN"]}),
+            ("secret.rotate", secret["id"], "end-user-7", {"name": "token", "version": 2, "keys": ["B", "TOKEN"]}),
+            ("secret.delete", secret["id"], None, {"name": "token"}),
+        ]
 
 
 class TestWho:
