@@ -22,7 +22,7 @@ from domain.states import JobState, Reason
 from egress import Egress, parse_networks
 from store import webhooks
 from store.db import Database
-from store.tables import WebhookDelivery
+from store.tables import Organization, WebhookDelivery
 from store.transitions import transition
 from tests.api.conftest import Api
 from tests.support.clock import SettableClock
@@ -102,6 +102,20 @@ class TestDelivery:
         assert mac == wanted
         [row] = await hooks.rows()
         assert (row.state, row.tries, row.last_status) == ("delivered", 1, 200)
+
+    async def test_an_organization_that_is_not_told_of_providers_is_told_the_code_alone(self, parts: Any) -> None:
+        async with receiving() as receiver:
+            hooks = parts(receiver)
+            made = await hooks.webhook()
+
+            def hide(session: Any) -> None:
+                session.get_one(Organization, made.webhook.org_id).provider_anonymity = True
+
+            await hooks.services.db.write(hide)
+            await hooks.end_a_job()
+            await hooks.sender.send_due()
+        told = json.loads(receiver.requests[0].partition(b"\r\n\r\n")[2])
+        assert told["data"]["job"]["reason"] == {"code": "workload_oom", "message": "workload_oom"}
 
     async def test_a_transaction_that_is_not_kept_tells_nothing(self, parts: Any) -> None:
         async with receiving() as receiver:
