@@ -71,6 +71,10 @@ hh_files() { # what curl and the engine read, on a file system in memory
 
 # --- check ------------------------------------------------------------------------------------------------------------
 
+hh_no_upgrades() { # in the middle of a job one would restart docker, or change the driver under it
+  systemctl stop unattended-upgrades apt-daily.timer apt-daily-upgrade.timer dnf-automatic.timer 2>/dev/null
+}
+
 hh_driver() { # the driver shows as many GPUs as were rented; it may load late
   local try found=0
   ((hh_gpus)) || return
@@ -180,7 +184,7 @@ hh_run() {
   arguments+=(--security-opt=no-new-privileges --pids-limit=32768 --log-driver=json-file --log-opt=max-size=10m)
   read -r _ memory _ <"$hh_root/proc/meminfo"
   arguments+=(--shm-size="$((memory / 2))k") # data loaders pass their batches in it
-  ((hh_gpus)) && arguments+=(--gpus=all)
+  ((hh_gpus)) && arguments+=(--gpus=all --ulimit=memlock=-1 --ulimit=stack=67108864)
   arguments+=(--env-file="$hh_dir/env" --volume="$hh_dir/agent.sh:/headrace-agent.sh:ro" --entrypoint=bash)
   # The machine has no cloud identity, and its metadata do not answer from so far; this also keeps the boot text apart.
   iptables -w 10 -I DOCKER-USER -d 169.254.169.254 -j DROP 2>/dev/null
@@ -188,18 +192,30 @@ hh_run() {
   if ! said=$(docker "${arguments[@]}" "$hh_image" /headrace-agent.sh 2>&1 >/dev/null); then
     hh_fault "the container does not start: ${said: -300}"
   fi
-  status=$(docker wait "$hh_attempt")
+  hh_wait
   printf 'headrace-host: the container ended with %s\n' "$status"
   # Only the agent's own words: what the workload prints goes to the control plane.
   [[ $status == 0 ]] || docker logs --tail 20 "$hh_attempt" 2>&1
   hh_end
 }
 
+hh_wait() { # sets `status`; an engine that restarts forgets who waits, and may have left the container running
+  until status=$(docker wait "$hh_attempt" 2>/dev/null) && [[ $status == [0-9]* ]]; do
+    sleep 5
+    if docker version >/dev/null 2>&1 && ! docker container inspect "$hh_attempt" >/dev/null 2>&1; then
+      status="its removal"
+      return
+    fi
+  done
+}
+
 hh_main() {
   umask 077
+  export HOME=${HOME:-/root}
   export PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
   hh_arm
   hh_files
+  hh_no_upgrades
   hh_driver
   hh_engine
   hh_toolkit

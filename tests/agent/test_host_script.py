@@ -33,7 +33,9 @@ case $1 in
     fi
     printf 'a: Pulling fs layer\nb: Already exists\na: Pull complete\nStatus: Downloaded\n' ;;
   run) for word; do [[ $word == --env-file=* ]] && cp "${word#--env-file=}" "$BOX/env"; done; echo container ;;
-  wait) cat "$BOX/status" 2>/dev/null || echo 0 ;;
+  wait)
+    [[ -s $BOX/restarts ]] && rm "$BOX/restarts" && exit 1
+    cat "$BOX/status" 2>/dev/null || echo 0 ;;
   logs) echo 'headrace-agent: fault: the image has no curl' ;;
 esac
 """
@@ -244,6 +246,13 @@ def test_an_agent_that_faults_is_quoted_on_the_console(machine: Machine, plane: 
     machine.says("status", "211\n")
     console = machine.boot(script_for(plane))
     assert "headrace-agent: fault: the image has no curl" in console
+
+
+def test_an_engine_that_restarts_is_asked_again_and_does_not_end_the_machine(machine: Machine, plane: Plane) -> None:
+    machine.says("restarts", "1")
+    machine.says("status", "7\n")
+    console = machine.boot(script_for(plane))
+    assert "the container ended with 7" in console
 
 
 def test_a_control_plane_that_is_away_does_not_stop_the_boot(machine: Machine) -> None:
