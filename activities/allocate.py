@@ -6,6 +6,7 @@ what may exist; the next try looks it up by the attempt's id before it asks for 
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 
@@ -50,6 +51,16 @@ _SLOT_POLL_SECONDS = 5.0
 _LIVE = {JobState.ALLOCATING, JobState.PROVISIONING, JobState.RUNNING}
 
 
+@dataclass(frozen=True, slots=True)
+class _OutOfReach:
+    """What the rows exclude: refused accounts by connection, exclusive offers that other attempts have, and the offers
+    that were refused to the job for good, each with the provider's message."""
+
+    blocked: Mapping[str, ConnectionHealth]
+    reserved: frozenset[str]
+    refused: Mapping[str, str]
+
+
 class AllocateActivities:
     """Walks the placement menu."""
 
@@ -88,10 +99,12 @@ class AllocateActivities:
     async def _walk(self, job: Job, request: AllocateInput) -> Allocation:
         await refuse_unlaunchable(self._context, job)
         spec = JobSpec.model_validate(job.spec)
-        refused = await self._context.db.read(lambda session: attempts.refused_for_good(session, job.id))
-        result, failures = await self._menu(job, spec, {*request.rejected, *refused})
+        out_of_reach = await self._context.db.read(
+            lambda s: _OutOfReach(offer_cache.blocked(s), offer_cache.reserved(s), attempts.refused_for_good(s, job.id))
+        )
+        result, failures = await self._menu(job, spec, request.rejected, out_of_reach)
         if not result.offers:
-            return _nothing_eligible(result, failures, request.rejected, refused)
+            return _nothing_eligible(result, failures, request.rejected, out_of_reach.refused)
         return await self._walk_offers(job, request, result, wait_seconds=self._patience(request))
 
     def _patience(self, request: AllocateInput) -> float:
@@ -152,9 +165,11 @@ class AllocateActivities:
                 offers = full
                 await waiter.wait(min(remaining, _SLOT_POLL_SECONDS))
 
-    async def _menu(self, job: Job, spec: JobSpec, rejected: Iterable[str]) -> tuple[Menu, list[ProviderError]]:
+    async def _menu(
+        self, job: Job, spec: JobSpec, rejected: Iterable[str], out_of_reach: _OutOfReach
+    ) -> tuple[Menu, list[ProviderError]]:
         """What may be tried, and what went wrong at the connections whose offers could not be read."""
-        blocked, reserved = await self._context.db.read(lambda s: (offer_cache.blocked(s), offer_cache.reserved(s)))
+        blocked = out_of_reach.blocked
         wanted = spec.placement.providers
         asked = {
             connection_id: provider
@@ -181,8 +196,8 @@ class AllocateActivities:
             offers,
             capabilities,
             spent=await self._spent(job, spec),
-            rejected=frozenset(rejected),
-            reserved=reserved,
+            rejected=frozenset({*rejected, *out_of_reach.refused}),
+            reserved=out_of_reach.reserved,
             unreadable=unreadable,
         )
         return chosen, failures

@@ -226,7 +226,9 @@ class PlacementRequest(Request):
 
 class RetryRequest(Request):
     on_preemption: bool = False
-    max_attempts: int = Field(default=3, ge=1, le=20)
+    max_attempts: int = Field(
+        default=3, ge=1, le=20, description="Preempted attempts count against it, and lost ones apart from them."
+    )
 
 
 class VolumeMount(Request):
