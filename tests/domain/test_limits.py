@@ -1,5 +1,6 @@
 """Deadlines are the latest instants at which a limit still holds."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -26,12 +27,13 @@ def metered(
     unit: int = 60,
     teardown: float = 0,
     changes: tuple[tuple[float, str], ...] = (),
+    minimum: int = 0,
 ) -> MeteredInstance:
     """An instance that was allocated `begin` seconds after the start."""
     prices = [PriceInterval(after(seconds=begin), UsdPerHour(Decimal(rate)))]
     prices += [PriceInterval(after(seconds=since), UsdPerHour(Decimal(price))) for since, price in changes]
     ended_at = None if end is None else after(seconds=end)
-    return MeteredInstance(after(seconds=begin), ended_at, tuple(prices), unit, teardown)
+    return MeteredInstance(after(seconds=begin), ended_at, tuple(prices), unit, teardown, minimum)
 
 
 class TestAccrued:
@@ -67,6 +69,20 @@ class TestCostDeadline:
             seconds=600
         )
 
+    def test_the_least_charge_is_spent_from_the_beginning(self) -> None:
+        instance = metered("60", unit=1, minimum=120)
+        assert accrued([instance], after(seconds=1)) == 2
+        assert cost_deadline([instance], Decimal("1.99"), after(seconds=1)) == after(seconds=1)
+        assert cost_deadline([instance], Decimal(2), after(seconds=1)) == after(seconds=120)
+
+    def test_what_is_not_charged_yet_counts_as_if_it_were_from_its_allocation(self) -> None:
+        waiting = replace(metered("60"), begun=False)
+        assert accrued([waiting], after(hours=1)) == 0
+        assert cost_deadline([waiting], Decimal(2), START) == after(seconds=120)
+        assert cost_deadline([replace(waiting, ended_at=after(hours=1)), metered("60")], Decimal(2), START) == after(
+            seconds=120
+        )
+
     def test_a_limit_that_is_already_broken_means_now(self) -> None:
         now = after(hours=1)
         assert cost_deadline([metered("60")], Decimal(10), now) == now
@@ -91,6 +107,7 @@ class TestCostDeadline:
                 st.sampled_from([1, 60]),
                 st.floats(0, 200),
                 st.integers(1, 3000) | st.none(),
+                st.sampled_from([0, 0, 60, 90, 4000]),
             ),
             min_size=1,
             max_size=4,
@@ -99,11 +116,18 @@ class TestCostDeadline:
         st.integers(0, 600_000_000),
     )
     def test_it_is_the_latest_instant_that_keeps_the_limit(
-        self, shapes: list[tuple[Decimal, int, int, float, int | None]], limit: Decimal, later: int
+        self, shapes: list[tuple[Decimal, int, int, float, int | None, int]], limit: Decimal, later: int
     ) -> None:
         instances = [
-            metered(rate, begin=begin, unit=unit, teardown=teardown, end=None if length is None else begin + length)
-            for rate, begin, unit, teardown, length in shapes
+            metered(
+                rate,
+                begin=begin,
+                unit=unit,
+                teardown=teardown,
+                end=None if length is None else begin + length,
+                minimum=minimum,
+            )
+            for rate, begin, unit, teardown, length, minimum in shapes
         ]
         assume(any(i.ended_at is None for i in instances))
         now = after(seconds=3000, microseconds=later)
@@ -113,7 +137,10 @@ class TestCostDeadline:
             for i in instances:
                 end = i.ended_at or stopped_at + timedelta(seconds=i.teardown_seconds)
                 rate = Fraction(i.prices[0].usd_per_hour)
-                total += rate * i.unit_seconds * billable_units(i.allocated_at, end, i.unit_seconds)
+                units = billable_units(i.allocated_at, end, i.unit_seconds)
+                if units:
+                    units = max(units, -(-i.minimum_seconds // i.unit_seconds))
+                total += rate * i.unit_seconds * units
             return total / 3600
 
         deadline = cost_deadline(instances, limit, now)
@@ -148,6 +175,11 @@ class TestAffordable:
     def test_one_unit_and_the_teardown_must_fit(self, spent: str, limit: str, expected: bool) -> None:
         # 60 USD/h in minutes: one for the first unit, one for a teardown of 30 s.
         assert affordable(UsdPerHour(Decimal(60)), 60, 30, Decimal(spent), Decimal(limit)) is expected
+
+    @pytest.mark.parametrize(("limit", "expected"), [("2", True), ("1.99", False)])
+    def test_the_least_charge_must_fit(self, limit: str, expected: bool) -> None:
+        assert affordable(UsdPerHour(Decimal(60)), 1, 30, Decimal(0), Decimal(limit), 120) is expected
+        assert affordable(UsdPerHour(Decimal(60)), 60, 0, Decimal(0), Decimal(limit), 61) is expected
 
     def test_what_just_fits_is_not_refused_for_a_division(self) -> None:
         spent = accrued([metered("0.1", end=60), metered("0.1", end=60)], after(hours=1))
