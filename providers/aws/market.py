@@ -19,6 +19,8 @@ from providers.aws.offers import Catalog, Machine, machine_of
 from providers.aws.settings import AwsOptions
 
 _PRICING_REGION = "us-east-1"
+_FILTER_CHARACTERS = 1024
+"""The longest value of a filter of the price list."""
 _GPU_PATTERNS = ("p*", "g*")
 _UNREADABLE = (KeyError, TypeError, ValueError, IndexError, InvalidOperation)
 
@@ -114,21 +116,33 @@ class Market:
             "capacitystatus": "Used",
         }  # fmt: skip
         filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in terms.items()]
-        filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(sorted(machines))})
-        products = await self._calls.pages(
-            "pricing",
-            _PRICING_REGION,
-            "get_products",
-            "PriceList",
-            f"prices in {region}",
-            ServiceCode="AmazonEC2",
-            Filters=filters,
-            MaxResults=min(100, self._options.page_size),
-        )
+        products: list[str] = []
+        for types in batches(sorted(machines), _FILTER_CHARACTERS):
+            products += await self._calls.pages(
+                "pricing",
+                _PRICING_REGION,
+                "get_products",
+                "PriceList",
+                f"prices in {region}",
+                ServiceCode="AmazonEC2",
+                Filters=[*filters, {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(types)}],
+                MaxResults=min(100, self._options.page_size),
+            )
         try:
             return dict(filter(None, map(_on_demand, products)))
         except _UNREADABLE as error:
             raise Ambiguous(f"prices in {region}: an unreadable product ({type(error).__name__})") from None
+
+
+def batches(names: Iterable[str], characters: int) -> list[list[str]]:
+    """The names in lists whose comma-separated forms have at most so many characters."""
+    found: list[list[str]] = []
+    for name in names:
+        if found and len(",".join([*found[-1], name])) <= characters:
+            found[-1].append(name)
+        else:
+            found.append([name])
+    return found
 
 
 def _on_demand(product: str) -> tuple[str, Decimal] | None:

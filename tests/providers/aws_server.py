@@ -259,6 +259,9 @@ class AwsServer:
     def _products(self, asked: dict[str, Any]) -> Answer:
         terms = {f["Field"]: f["Value"] for f in asked["Filters"]}
         assert terms["operatingSystem"] == "Linux"
+        if max(map(len, terms.values())) > 1024:
+            body = {"__type": "InvalidParameterException", "message": "a value has more than 1024 characters"}
+            return Answer(400, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"})
         found = [t for t in terms["instanceType"].split(",") if t in self.prices]
         products = [
             json.dumps(

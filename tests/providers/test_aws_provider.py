@@ -20,6 +20,7 @@ from domain.ids import new_attempt_id
 from domain.offers import Offer
 from domain.spec import ComputeRequest, Interconnect, RegistryCredential
 from providers.aws.launch import client_token, gibibytes, user_data
+from providers.aws.market import batches
 from providers.aws.provider import AwsProvider, _after
 from providers.aws.settings import AwsCredentials, AwsOptions
 from providers.base import AgentBootstrap, Handle, InstanceSpec, OfferQuery, ProviderState, TerminateState
@@ -312,6 +313,28 @@ async def test_everything_that_the_catalog_knows_is_offered_and_parts_of_gpus_ar
     }
 
 
+async def test_more_types_than_one_request_takes_have_their_prices_from_several(
+    make_aws_provider: MakeProvider, aws: AwsServer
+) -> None:
+    families = ("g4dn", "g5", "g6", "g6e", "g7e", "m5", "m6i", "m7i")
+    sizes = ("large", "xlarge", "2xlarge", "4xlarge", "8xlarge", "12xlarge", "16xlarge", "24xlarge", "48xlarge")
+    aws.stock = tuple(f"{family}.{size}" for family in families for size in sizes)
+    aws.stock += tuple(f"m6id.{size}" for size in sizes) + tuple(f"m6idn.{size}" for size in sizes)
+    aws.stock += tuple(f"m7i-flex.{size}" for size in sizes)
+    aws.prices = dict.fromkeys(aws.stock, "1.5")
+    provider = make_aws_provider(cpu_families=("m5", "m6i", "m6id", "m6idn", "m7i", "m7i-flex"))
+    offers = await provider.offers(OfferQuery())
+    priced = {offer.provider_sku for offer in offers if not offer.spot}
+    assert len(",".join(priced)) > 900
+    assert priced == {offer.provider_sku for offer in offers}
+    assert len([call for call in aws.calls if call.action == "GetProducts"]) > 1
+
+
+def test_names_are_divided_by_the_length_of_their_list() -> None:
+    assert batches(["aa", "bb", "c", "dddddd"], 5) == [["aa", "bb"], ["c"], ["dddddd"]]
+    assert batches([], 5) == []
+
+
 async def test_a_machine_without_a_price_is_not_offered(provider: AwsProvider, aws: AwsServer) -> None:
     del aws.prices["g5.xlarge"]
     offers = await provider.offers(OfferQuery("nvidia-a10g-24gb", 1))
@@ -482,6 +505,7 @@ def test_the_sdk_is_not_loaded_before_the_first_call() -> None:
     code = """
 import sys
 from pydantic import SecretStr
+from providers.aws.market import batches
 from providers.aws.provider import AwsProvider
 from providers.aws.settings import AwsCredentials
 from providers.base import ProviderContext
