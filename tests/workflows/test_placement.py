@@ -1,6 +1,7 @@
 """From a request to the offer that it gets: placement's extensions, reservations and refused accounts, end to end."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any
 
@@ -11,8 +12,11 @@ from domain.states import JobState
 from providers.base import OfferQuery
 from providers.fake.cloud import CloudOffer
 from providers.fake.faults import Answer, Operation
+from providers.fake.server import RunningCloud
 from store import offers as offer_cache
-from tests.support.control_plane import ControlPlane, until
+from tests.conftest import BOTH_ENGINES
+from tests.support.control_plane import ControlPlane, control_plane, until
+from tests.support.invariants import assert_invariants
 
 COMPUTE = {"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 1, "ephemeral_disk_gb": 1}
 
@@ -87,8 +91,20 @@ async def test_a_create_gets_what_its_quote_said(
     assert (instance["spot"], instance["region"]) == (taken == "spot", attempt.offer["region"])
 
 
-async def test_twenty_jobs_at_once_share_five_machines_one_each(plane: ControlPlane) -> None:
+@pytest.fixture(params=BOTH_ENGINES)
+async def plane_on_each(
+    request: pytest.FixtureRequest, temporal_address: str, cloud: RunningCloud
+) -> AsyncIterator[ControlPlane]:
+    """A control plane, once on each kind of database."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    async with control_plane(url, temporal_address, cloud_url=cloud.url) as running:
+        yield running
+        await assert_invariants(running)
+
+
+async def test_twenty_jobs_at_once_share_five_machines_one_each(plane_on_each: ControlPlane) -> None:
     """Those that find none do not ask the provider, and do not wait: they were told not to."""
+    plane = plane_on_each
     assert plane.cloud is not None
     await plane.cloud.offers(*(cpu(f"machine-{n}", exclusive=True) for n in range(5)))
     placement = {"capacity_wait_seconds": 0}
