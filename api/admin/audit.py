@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlmodel import Session
 
-from api.admin.scope import OrgIdQuery, scope
+from api.admin.scope import NO_NUL, OrgIdQuery, scope
 from api.auth import OnBehalfOf, OrgAdmin, ServicesOf
 from api.compute.documentation import errors
 from api.compute.schemas import Page
@@ -63,8 +63,12 @@ async def list_audit_entries(
     services: ServicesOf,
     _on_behalf_of: OnBehalfOf,
     org_id: OrgIdQuery = None,
-    action: Annotated[str | None, Query(max_length=64, description="Only this one, such as `job.create`.")] = None,
-    resource: Annotated[str | None, Query(max_length=128, description="Only on the resource with this id.")] = None,
+    action: Annotated[
+        str | None, Query(max_length=64, pattern=NO_NUL, description="Only this one, such as `job.create`.")
+    ] = None,
+    resource: Annotated[
+        str | None, Query(max_length=128, pattern=NO_NUL, description="Only on the resource with this id.")
+    ] = None,
     since: Annotated[Moment | None, Query(description="Only from this time on, RFC 3339.")] = None,
     until: Annotated[Moment | None, Query(description="Only before this time, RFC 3339.")] = None,
     order: Literal["asc", "desc"] = "desc",

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlmodel import Session
 
-from api.admin.scope import OrgIdQuery, scope, target
+from api.admin.scope import NO_NUL, OrgIdQuery, scope, target
 from api.auth import OnBehalfOf, OrgAdmin, ServicesOf
 from api.bodies import documented, parsed
 from api.compute.documentation import errors
@@ -134,7 +134,7 @@ async def list_keys(
     services: ServicesOf,
     _on_behalf_of: OnBehalfOf,
     org_id: OrgIdQuery = None,
-    owner: Annotated[str | None, Query(max_length=128, description="Only this owner's.")] = None,
+    owner: Annotated[str | None, Query(max_length=128, pattern=NO_NUL, description="Only this owner's.")] = None,
     active: Annotated[bool | None, Query(description="Only those that are valid, or are not.")] = None,
     cursor: CursorParameter = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,

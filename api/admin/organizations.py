@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from sqlmodel import Session
 
-from api.admin.scope import scope
+from api.admin.scope import NO_NUL, scope
 from api.auth import ClusterAdmin, OnBehalfOf, OrgAdmin, ServicesOf
 from api.bodies import documented, parsed
 from api.compute.documentation import errors
@@ -59,7 +59,7 @@ async def list_organizations(
     principal: OrgAdmin,
     services: ServicesOf,
     _on_behalf_of: OnBehalfOf,
-    name: Annotated[str | None, Query(max_length=63, description="Only the one of this name.")] = None,
+    name: Annotated[str | None, Query(max_length=63, pattern=NO_NUL, description="Only the one of this name.")] = None,
     enabled: Annotated[bool | None, Query(description="Only those that are enabled, or are not.")] = None,
     cursor: CursorParameter = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,

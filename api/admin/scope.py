@@ -8,9 +8,16 @@ from domain.errors import NotFound
 from domain.roles import Role
 from store.access import Principal
 
+NO_NUL = r"^[^\x00]*$"
+"""What a text must match that a database is asked for: PostgreSQL refuses NUL in a way that would be a defect."""
+
 OrgIdQuery = Annotated[
     str | None,
-    Query(max_length=63, description="Of this organization; absent is the key's own, for a cluster admin's all."),
+    Query(
+        max_length=63,
+        pattern=NO_NUL,
+        description="Of this organization; absent is the key's own, for a cluster admin's all.",
+    ),
 ]
 
 
