@@ -18,7 +18,6 @@ from api.compute.requests import refusal
 from api.compute.schemas import Quote
 from api.encoding import json_response, number
 from domain import images, spec
-from domain.errors import NotImplementedYet
 from domain.placement import Menu, menu
 from store import offers, tenants
 
@@ -32,7 +31,7 @@ _SOME_KEY = "ssh-ed25519 quoted"
     "",
     summary="Create a quote",
     response_model=Quote,
-    responses=errors(400, 403, 408, 413, 422, 501),
+    responses=errors(400, 403, 408, 413, 422),
     openapi_extra=documented(QuoteRequest, EXAMPLE_QUOTE),
 )
 async def create_compute_quote(
@@ -42,8 +41,6 @@ async def create_compute_quote(
     be had is an answer too: `available` is false, the prices are null, and each provider says why."""
     wanted = await parsed(request, QuoteRequest)
     asked = _spec(wanted)
-    if wanted.resource_type == "service":
-        raise NotImplementedYet("services are not implemented yet: quote a job")
     now, valid_for = services.clock(), timedelta(seconds=services.settings.offers_valid_seconds)
 
     def read(session: Session) -> tuple[Menu, datetime | None]:
@@ -59,9 +56,11 @@ async def create_compute_quote(
 
 def _spec(wanted: QuoteRequest) -> spec.JobSpec:
     """The configuration as a create's. Raises InvalidRequest where the create would."""
+    if wanted.resource_type == "service":
+        raise refusal("resource_type", "services are not supported yet")
     if wanted.volumes:
         raise refusal("volumes", "volumes are not supported yet")
-    if wanted.service is not None and wanted.resource_type == "job":
+    if wanted.service is not None:
         raise refusal("service", "goes with the resource type service")
     check_compute(wanted.compute)
     _check_image(wanted.container)

@@ -168,7 +168,8 @@ class TestRefusals:
         assert (status, code, named) == (422, "invalid_request", field)
 
     def test_a_service_is_not_quoted_yet(self, api: Api) -> None:
-        assert refused(api, resource_type="service", service={"scaling": {}})[:2] == (501, "not_implemented")
+        wanted = refused(api, resource_type="service", service={"scaling": {}})
+        assert wanted == (422, "invalid_request", "resource_type")
 
     def test_a_quote_takes_the_compute_and_placement_of_a_create(self, api: Api) -> None:
         placement = {
