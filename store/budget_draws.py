@@ -3,32 +3,27 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Select, Table, bindparam, func, union
 from sqlalchemy import select as select_columns
-from sqlmodel import Session, SQLModel, col, select
+from sqlalchemy import union
+from sqlmodel import Session, col, select
 
 from domain.budgets import BudgetPeriod, Draw, Window, attos_for, window_at
 from domain.limits import MeteredInstance, least_cost
-from domain.money import Run, UsdPerHour, attos
+from domain.money import UsdPerHour, attos
 from domain.offers import Offer
 from domain.states import TERMINAL, JobState
-from store.columns import UtcDateTime
-from store.ledger import RESOURCE_TYPES, attos_of
+from store.budget_ledger import LedgerSums
 from store.meters import meters_of
-from store.tables import ApiKey, Budget, BudgetReservation, Instance, Job, LedgerEntry, Organization
+from store.tables import ApiKey, Budget, BudgetReservation, Instance, Job, Organization
 
 T = TypeVar("T")
 
 _LIVE = [state.value for state in JobState if state not in TERMINAL]
 _CHUNK = 1000
-_LONGEST_ENTRY = timedelta(days=1)
-_LEDGER: Table = SQLModel.metadata.tables[str(LedgerEntry.__tablename__)]
-_START, _END = bindparam("start", type_=UtcDateTime), bindparam("end", type_=UtcDateTime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +60,12 @@ def accounts(
         return []
     zone = session.exec(select(Organization.time_zone).where(Organization.id == org_id)).one()
     jobs = _open_jobs(session, org_id, drain_seconds)
+    sums = LedgerSums(session, org_id, by_project=any(budget.project_id for budget in budgets))
     result = []
     for budget in budgets:
         window = window_at(BudgetPeriod(budget.period), zone, budget.created_at, now)
         drawing = tuple(job for job in jobs if applies(budget, job.project_id, job.owner))
-        settled = _settled(session, budget, window, [job.job_id for job in drawing])
+        settled = sums.of(budget, window, [job.job_id for job in drawing])
         result.append(Account(budget, window, drawing, settled))
     return result
 
@@ -130,67 +126,6 @@ def least_cost_of(offer: Offer, drain_seconds: float = 0) -> int:
     """In attos: nothing on this offer costs less, its teardown included."""
     unit_seconds, teardown = offer.pricing_model.unit_seconds, offer.teardown_seconds + drain_seconds
     return attos_for(least_cost(UsdPerHour(offer.price_usd_hr), unit_seconds, teardown, offer.terms.minimum_seconds))
-
-
-def _settled(session: Session, budget: Budget, window: Window, open_jobs: Sequence[str]) -> int:
-    """The cost within the window, in attos, of the jobs that are over and whose machines are gone: by then the ledger
-    holds all of it."""
-    total = _in_ledger(session, budget, window, None)
-    return total - sum(_in_ledger(session, budget, window, some) for some in _chunks(open_jobs))
-
-
-def _in_ledger(session: Session, budget: Budget, window: Window, job_ids: Sequence[str] | None) -> int:
-    values = {
-        "org": budget.org_id,
-        "project": budget.project_id,
-        "owner": budget.owner,
-        "start": window.start,
-        "end": window.end,
-        "jobs": job_ids,
-    }
-    shape = (bool(budget.project_id), bool(budget.owner), job_ids is not None)
-    inside = _inside(*shape, ends=window.end is not None)
-    whole, nano, atto = session.connection().execute(inside, values).one()
-    total = attos_of(int(whole or 0), int(nano or 0), int(atto or 0))
-    for at in (window.start, window.end):
-        if at is not None:
-            edge = session.connection().execute(_edge(*shape), {**values, "at": at, "before": at - _LONGEST_ENTRY})
-            total += window.cost(Run(*row) for row in edge)
-    return total
-
-
-@cache
-def _inside(of_project: bool, of_owner: bool, of_jobs: bool, *, ends: bool) -> Select[Any]:
-    """The sum of the entries that lie in the window whole."""
-    sums: Select[Any] = select_columns(*(func.sum(_LEDGER.c[part]) for part in ("whole", "nano", "atto")))
-    query = _of_budget(sums, of_project, of_owner, of_jobs).where(_LEDGER.c.begins_at >= _START)
-    return query.where(_LEDGER.c.last_at < _END) if ends else query
-
-
-@cache
-def _edge(of_project: bool, of_owner: bool, of_jobs: bool) -> Select[Any]:
-    """The entries of which a part lies on each side of a moment: none is longer than a day."""
-    columns = [_LEDGER.c[name] for name in ("begins_at", "units", "unit_seconds", "usd_per_hour")]
-    query = _of_budget(select_columns(*columns), of_project, of_owner, of_jobs)
-    at, before = bindparam("at", type_=UtcDateTime), bindparam("before", type_=UtcDateTime)
-    return query.where(_LEDGER.c.begins_at >= before, _LEDGER.c.begins_at < at, _LEDGER.c.last_at >= at)
-
-
-def _of_budget(query: Select[Any], of_project: bool, of_owner: bool, of_jobs: bool) -> Select[Any]:
-    if of_jobs:
-        # They are the budget's: to say so again would lead SQLite past the index over the jobs.
-        return query.where(_LEDGER.c.resource_id.in_(bindparam("jobs", expanding=True)))
-    # Named, because the index over times is one for each type.
-    query = query.where(_LEDGER.c.org_id == bindparam("org"), _LEDGER.c.resource_type.in_(RESOURCE_TYPES))
-    if of_project:
-        query = query.where(_LEDGER.c.project_id == bindparam("project"))
-    if of_owner:
-        keys = select_columns(col(ApiKey.id)).where(
-            col(ApiKey.org_id) == bindparam("org"), col(ApiKey.owner) == bindparam("owner")
-        )
-        jobs = select_columns(col(Job.id)).where(col(Job.org_id) == bindparam("org"), col(Job.key_id).in_(keys))
-        query = query.where(_LEDGER.c.resource_id.in_(jobs))
-    return query
 
 
 def _meters(session: Session, instances: Sequence[Instance], drain_seconds: float) -> dict[str, MeteredInstance]:

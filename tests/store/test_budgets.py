@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from domain.budgets import BudgetPeriod
 from domain.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from domain.ids import new_job_id
 from domain.limits import accrued
+from domain.money import usd_of
 from domain.offers import Capabilities
 from domain.spec import ComputeRequest, JobSpec, Limits
 from domain.states import InstanceState, JobState
-from store import attempts, budget_draws, budget_review, budgets, jobs, offers
+from store import attempts, budget_draws, budget_review, budgets, jobs, ledger, offers
 from store.access import Principal, authenticate
 from store.db import Database
 from store.tables import (
@@ -287,6 +289,43 @@ class TestWindows:
             made.append(job_id)
         exact = database.run_read(lambda s: sum(accrued(m, clock()) for m in attempts.metered(s, made).values()))
         assert abs(bench.status(total).spent_usd - exact) < Decimal("1e-20")
+
+    def test_what_the_ledger_holds_and_what_still_runs_add_up_to_the_units_of_the_window(
+        self, bench: Bench, database: Database, clock: SettableClock
+    ) -> None:
+        """Over the end of a month that is half an hour off UTC's, in two projects, by two people; some of it live."""
+
+        def move(session: Any) -> None:
+            session.get_one(Organization, bench.org_id).time_zone = "Asia/Kolkata"
+
+        database.run_write(move)
+        bench.factory.project(bench.factory.default_organization(), "vision")
+        scopes = [(None, None), ("vision", None), (None, "amy"), ("vision", "amy")]
+        made = [bench.budget("100000", project=project, owner=owner) for project, owner in scopes]
+        people = {"someone": bench.principal, "amy": bench.member("amy")}
+        clock.set(datetime(2026, 3, 30, 5, 0, 7, tzinfo=UTC))
+        ran: list[tuple[str, str, str]] = []
+        for number in range(8):
+            project, owner = ("vision" if number % 2 else "default"), ("amy" if number % 3 else "someone")
+            job_id = bench.create("100", project=project, principal=people[owner])
+            machine = bench.run(
+                job_id, f"0.{number + 1}1", pricing_model="instance_seconds" if number % 2 else "instance_minutes"
+            )
+            ran.append((job_id, project, owner))
+            clock.advance(hours=7, seconds=13)
+            if number < 6:
+                bench.end(job_id)
+                bench.gone(machine)
+            live = database.run_read(lambda s: ledger.unclosed(s, clock()))
+            database.run_write(partial(ledger.close_days, instance_ids=live, now=clock()))
+
+        for budget, (project, owner) in zip(made, scopes, strict=True):
+            mine = [j for j, p, o in ran if project in {None, p} and owner in {None, o}]
+            status = bench.status(budget)
+            meters = database.run_read(partial(attempts.metered, job_ids=mine))
+            slow = sum(status.window.cost(m.runs(clock())) for of_job in meters.values() for m in of_job)
+            assert status.window.start == datetime(2026, 3, 31, 18, 30, tzinfo=UTC)
+            assert status.spent_usd == usd_of(slow) > 0
 
 
 class TestReviews:
