@@ -12,6 +12,7 @@ from store import inbox
 from store.tables import InboxRow, Job, WebhookDelivery
 from store.temporal import data_converter
 from tests.support.control_plane import ControlPlane
+from tests.support.factory import Factory
 from worker import WORKFLOWS
 from workflows.contract import HOUSEKEEPING
 
@@ -78,3 +79,23 @@ async def test_housekeeping_forgets_old_messages_to_budgets_and_old_deliveries(p
         return list(told), list(session.exec(select(WebhookDelivery.id)).all())
 
     assert await plane.services.db.read(left) == (["young"], ["whd_young"])
+
+
+async def test_housekeeping_closes_the_days_that_are_over(plane: ControlPlane) -> None:
+    now = utc_now()
+    factory = Factory(plane.services.db, lambda: now, plane.services.vault)
+    job = await asyncio.to_thread(factory.job, JobState.RUNNING)
+    begin = (now - timedelta(days=2)).replace(hour=22, minute=0, second=0, microsecond=0)
+    instance = await asyncio.to_thread(factory.instance, job, InstanceState.RUNNING, allocated_at=begin)
+    await asyncio.to_thread(factory.price, instance, "0.6", begin)
+
+    for _ in range(2):
+        await plane.temporal.execute_workflow(
+            HOUSEKEEPING, id=new_id("housekeeping"), task_queue=plane.settings.task_queue, result_type=str
+        )
+
+    entries = await plane.services.db.read(lambda s: s.exec(select(LedgerEntry).order_by(LedgerEntry.id)).all())
+    assert [(e.resource_id, e.begins_at, e.units) for e in entries] == [
+        (job.id, begin, 120),
+        (job.id, begin + timedelta(hours=2), 1440),
+    ]
