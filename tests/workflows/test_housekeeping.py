@@ -1,5 +1,6 @@
 """What the scheduled workflows leave behind: exported histories, sealed logs."""
 
+import asyncio
 from datetime import timedelta
 
 from sqlmodel import Session, select
@@ -7,9 +8,11 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from activities.histories import export_failed, export_name
+from domain.clock import utc_now
 from domain.ids import new_id
+from domain.states import InstanceState, JobState
 from store import inbox
-from store.tables import InboxRow, Job, WebhookDelivery
+from store.tables import InboxRow, Job, LedgerEntry, WebhookDelivery
 from store.temporal import data_converter
 from tests.support.control_plane import ControlPlane
 from tests.support.factory import Factory
