@@ -1,5 +1,6 @@
 """Budgets in the store: what creates may reserve, what is derived from the rows, what a review does."""
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -239,6 +240,54 @@ class TestCreates:
         spent = refusal("36.01")
         assert spent is not None
         assert "costs 0.60 USD at least" in spent.message
+
+
+def test_whatever_happens_at_once_no_more_is_held_than_there_is(bench: Bench, database: Database) -> None:
+    """Creates, attempts, prices, ends and reviews in eight threads: none fails, none waits for another for ever."""
+    budget = bench.budget("5.00")
+    offer = bench.factory.offer(price_usd_hr=Decimal("6"), teardown_seconds=0, pricing_model="instance_seconds")
+
+    def attempt(session: Any, job_id: str) -> Instance | None:
+        job = session.get(Job, job_id, with_for_update=True)
+        if job.state != JobState.REQUESTED or budgets.refusal(session, job, offer, bench.clock(), 0) is not None:
+            return None
+        job.state = JobState.ALLOCATING
+        session.add(job)
+        session.flush()
+        made = attempts.mint(session, job, offer, bench.clock(), slots=5, single_tenant=False)
+        if isinstance(made, Instance):
+            handle = {"provider_id": made.id, "resource_type": "machine"}
+            attempts.allocated(session, made, handle, Decimal("6"), "test", bench.clock())
+            return made
+        return None
+
+    waiting = select(Job.id).where(Job.state == JobState.REQUESTED).limit(1)
+
+    def live(seed: int) -> int:
+        chance, accepted = random.Random(seed), 0
+        for _ in range(6):
+            if bench.refused(chance.choice(["0.40", "1.00", None])):
+                bench.act()
+                continue
+            accepted += 1
+            job_id = database.run_read(lambda s: s.exec(waiting).first())
+            machine = None if job_id is None else database.run_write(partial(attempt, job_id=job_id))
+            if machine is not None:
+                database.run_write(
+                    lambda s, m=machine: attempts.reprice(
+                        s, attempts.locked(s, m.id), Decimal(9), "test", bench.clock()
+                    )
+                )
+                bench.end(machine.job_id)
+                database.run_write(lambda s, m=machine: attempts.gone(s, attempts.locked(s, m.id), bench.clock()))
+            status = bench.status(budget)
+            assert status.spent_usd + status.reserved_usd <= 5
+        return accepted
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(live, range(8))) > 0
+    status = bench.status(budget)
+    assert status.spent_usd + status.reserved_usd <= 5
 
 
 class TestWindows:
