@@ -1,7 +1,9 @@
 """Masks a workload's output before it is stored. What may begin a secret waits in the stream's row for what follows:
 sealed, if it is long enough to be worth something."""
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 
 from sqlmodel import Session
@@ -56,11 +58,20 @@ def ending(held: bytes | None) -> bytes:
 
 
 class OutputMasks:
-    """Those of the attempts whose output this process has stored lately; `most_bytes` bounds what they hold."""
+    """Those of the attempts whose output this process has stored lately; `most_bytes` bounds what they hold, and
+    `idle_seconds` how long it is held after the last output."""
 
-    def __init__(self, most_bytes: int = 32 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        most_bytes: int = 32 * 1024 * 1024,
+        idle_seconds: float = 600,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
+        self._idle_seconds, self._seconds = idle_seconds, seconds
         self._masks: OrderedDict[str, OutputMask | None] = OrderedDict()
+        """The one that was used last is last."""
+        self._used: dict[str, float] = {}
         self._lock = Lock()
 
     def of(self, session: Session, vault: Vault, instance: Instance) -> OutputMask | None:
@@ -70,14 +81,16 @@ class OutputMasks:
             VaultError: the master key of its secrets is not configured.
         """
         with self._lock:
+            self._forget_idle()
             if instance.id in self._masks:
                 self._masks.move_to_end(instance.id)
+                self._used[instance.id] = self._seconds()
                 return self._masks[instance.id]
         secrets = StreamMask(known(session, vault, instance))
         mask = OutputMask(secrets, vault, instance.id) if secrets else None
         with self._lock:
             self._forget(instance.id)
-            self._masks[instance.id] = mask
+            self._masks[instance.id], self._used[instance.id] = mask, self._seconds()
             self._bytes += _size(mask)
             while self._bytes > self._most_bytes and len(self._masks) > 1:
                 self._forget(next(iter(self._masks)))
@@ -88,8 +101,14 @@ class OutputMasks:
         with self._lock:
             self._forget(instance_id)
 
+    def _forget_idle(self) -> None:
+        since = self._seconds() - self._idle_seconds
+        while self._masks and self._used[oldest := next(iter(self._masks))] < since:
+            self._forget(oldest)
+
     def _forget(self, instance_id: str) -> None:
         if instance_id in self._masks:
+            del self._used[instance_id]
             self._bytes -= _size(self._masks.pop(instance_id))
 
 

@@ -133,6 +133,18 @@ def test_masks_are_kept_within_their_bound(database: Database, factory: Factory,
     small.forget("unknown")
 
 
+def test_a_mask_that_nobody_uses_is_dropped(database: Database, factory: Factory, vault: Vault) -> None:
+    clock = [0.0]
+    masks = OutputMasks(idle_seconds=600, seconds=lambda: clock[0])
+    busy, idle = (launched(factory, vault, SECRET) for _ in range(2))
+    first, other = (mask_of(database, vault, instance, masks) for instance in (busy, idle))
+    for seconds in (400.0, 800.0):
+        clock[0] = seconds
+        assert mask_of(database, vault, busy, masks) is first
+    assert len(masks._masks) == 1
+    assert mask_of(database, vault, idle, masks) is not other
+
+
 def test_without_its_key_what_waits_is_taken_for_a_secret(vault: Vault) -> None:
     mask = OutputMask(StreamMask([SECRET]), vault, "inst-x")
     _, kept = mask.feed("stdout", None, SECRET.encode()[:12])
