@@ -5,6 +5,7 @@ A delivery happens at least once: a process that dies after the receiver took it
 
 import asyncio
 import random
+from functools import partial
 
 import structlog
 
@@ -19,10 +20,9 @@ from store.webhooks import Parcel
 
 log = structlog.get_logger()
 
+# All of a batch are sent at once: receivers that do not answer hold up the others for one time-out at most.
 _BATCH = 50
-_CONCURRENCY = 20
-# Longer than a whole batch takes when no receiver answers.
-_LEASE_SECONDS = 120.0
+_LEASE_SECONDS = 60.0
 
 
 class WebhookSender:
@@ -32,7 +32,6 @@ class WebhookSender:
         settings = services.settings
         self._services = services
         self._egress = egress or Egress(parse_networks(settings.egress_allowed_networks))
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._jitter = random.Random()  # noqa: S311 - spreads retries, protects nothing
 
     async def run(self) -> None:
@@ -62,17 +61,15 @@ class WebhookSender:
         return len(parcels)
 
     async def _send(self, parcel: Parcel) -> None:
-        async with self._slots:
-            status, problem = await self._post(parcel)
+        status, problem = await self._post(parcel)
         delivery, now = parcel.delivery, self._services.clock()
-        if problem is None and status is not None:
-            taken = status
-            await self._services.db.write(lambda session: webhooks.delivered(session, delivery.id, taken, now))
+        if problem is None:
+            await self._services.db.write(partial(webhooks.delivered, delivery_id=delivery.id, status=status, now=now))
             return
-        error = problem or f"the receiver answered {status}"
         again = retry_at(now, delivery.tries, self._services.settings.webhook_retry_seconds, self._jitter)
-        await self._services.db.write(lambda session: webhooks.failed(session, delivery.id, status, error, now, again))
-        log.warning("webhook_failed", delivery_id=delivery.id, tries=delivery.tries, dead=again is None, error=error)
+        outcome = {"status": status, "error": problem, "now": now, "retry_at": again}
+        await self._services.db.write(partial(webhooks.failed, delivery_id=delivery.id, **outcome))
+        log.warning("webhook_failed", delivery_id=delivery.id, tries=delivery.tries, dead=again is None, error=problem)
 
     async def _post(self, parcel: Parcel) -> tuple[int | None, str | None]:
         """The status that the receiver answered, and what was wrong; nothing was when it is a 2xx."""

@@ -235,7 +235,7 @@ def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: flo
     return [Parcel(row, webhooks[row.webhook_id].url, webhooks[row.webhook_id].secret_sealed) for row in rows]
 
 
-def delivered(session: Session, delivery_id: str, status: int, now: datetime) -> None:
+def delivered(session: Session, delivery_id: str, status: int | None, now: datetime) -> None:
     """The receiver took it."""
     _settle(session, delivery_id, state=DeliveryState.DELIVERED, settled_at=now, last_status=status, last_error=None)
 

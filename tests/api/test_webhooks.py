@@ -197,9 +197,9 @@ class TestDelivery:
             await hooks.webhook()
             await hooks.end_a_job()
             now = hooks.clock()
-            await hooks.services.db.write(lambda s: webhooks.claim_due(s, now, limit=10, lease_seconds=120))
+            await hooks.services.db.write(lambda s: webhooks.claim_due(s, now, limit=10, lease_seconds=60))
             assert await hooks.sender.send_due() == 0
-            hooks.clock.advance(121)
+            hooks.clock.advance(61)
             assert await hooks.sender.send_due() == 1
 
     async def test_two_senders_share_the_work_without_doubling_it(self, parts: Any) -> None:
