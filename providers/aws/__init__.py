@@ -5,5 +5,6 @@ settings.py  credentials, and the options of a connection
 calls.py     boto3 clients in threads; errors.py is what their complaints mean
 offers.py    what can be rented; market.py asks AWS for it and for the prices
 launch.py    the request that makes an instance
+reads.py     reads of single instances, gathered
 views.py     what AWS says of an instance or a volume
 """

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from weakref import WeakValueDictionary
 
 from domain.errors import Ambiguous
 from providers.aws.calls import AwsCalls
@@ -22,6 +23,7 @@ _PRICING_REGION = "us-east-1"
 _FILTER_CHARACTERS = 1024
 """The longest value of a filter of the price list."""
 _GPU_PATTERNS = ("p*", "g*")
+SpotPrices = dict[tuple[str, str], Decimal]
 _UNREADABLE = (KeyError, TypeError, ValueError, IndexError, InvalidOperation)
 
 
@@ -32,21 +34,30 @@ class Market:
         self._calls = calls
         self._options = options
         self._catalogs: dict[str, tuple[float, Catalog]] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._spot: dict[tuple[str, ...], tuple[float, SpotPrices]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def catalog(self, region: str) -> Catalog:
         """What the region has; at most `catalog_seconds` old."""
-        async with self._locks[region]:
+        async with self._lock(region):
             read_at, catalog = self._catalogs.get(region, (0.0, None))
             if catalog is None or time.monotonic() - read_at > self._options.catalog_seconds:
                 catalog = await self._read(region)
                 self._catalogs[region] = (time.monotonic(), catalog)
             return catalog
 
-    async def spot_prices(self, region: str, types: Sequence[str]) -> dict[tuple[str, str], Decimal]:
-        """The price now by type and zone."""
-        if not types:
-            return {}
+    async def spot_prices(self, region: str, types: Sequence[str]) -> SpotPrices:
+        """The prices now by type and zone; at most `spot_seconds` old, so that a crowd of jobs asks once."""
+        key = (region, *types)
+        async with self._lock("/".join(key)):
+            read_at, prices = self._spot.get(key, (0.0, {}))
+            if types and time.monotonic() - read_at >= self._options.spot_seconds:
+                prices = await self._read_spot(region, types)
+                fresh = time.monotonic() - self._options.spot_seconds
+                self._spot = {k: v for k, v in self._spot.items() if v[0] > fresh} | {key: (time.monotonic(), prices)}
+            return prices
+
+    async def _read_spot(self, region: str, types: Sequence[str]) -> SpotPrices:
         newest: dict[tuple[str, str], tuple[datetime, Decimal]] = {}
         items = await self._calls.pages(
             "ec2",
@@ -68,6 +79,9 @@ class Market:
         except _UNREADABLE as error:
             raise Ambiguous(f"offers in {region}: an unreadable spot price ({type(error).__name__})") from None
         return {key: price for key, (_, price) in newest.items()}
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
     async def _read(self, region: str) -> Catalog:
         patterns = [*_GPU_PATTERNS, *(f"{family}.*" for family in self._options.cpu_families)]

@@ -35,6 +35,7 @@ from providers.aws.errors import TokenSpent
 from providers.aws.launch import MachineImage, run_arguments
 from providers.aws.market import Market
 from providers.aws.offers import Catalog, Machine, offers_of
+from providers.aws.reads import InstanceReads
 from providers.aws.settings import AwsCredentials, AwsOptions
 from providers.aws.views import ATTEMPT_TAG, OWNER_TAG, VOLUME, instance_view, is_terminated, volume_view
 from providers.base import (
@@ -66,6 +67,7 @@ class AwsProvider:
         self._context = context
         self._options = AwsOptions.model_validate(context.options)
         self._calls = AwsCalls(credentials, self._options)
+        self._reads = InstanceReads(self._calls)
         self._market = Market(self._calls, self._options)
         self._images: dict[tuple[str, str], tuple[float, MachineImage]] = {}
 
@@ -155,7 +157,7 @@ class AwsProvider:
         if handle.resource_type == VOLUME:
             volumes = await self._volumes(region, f"get {handle.provider_id}", "volume-id", handle.provider_id)
             return volume_view(volumes[0], region) if volumes else None
-        instance = await self._instance(handle, f"get {handle.provider_id}")
+        instance = await self._instance(handle)
         return None if instance is None else instance_view(instance, region)
 
     async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
@@ -182,7 +184,7 @@ class AwsProvider:
         with contextlib.suppress(ProviderNotFound):
             await self._calls.call("ec2", region, "terminate_instances", what, InstanceIds=[handle.provider_id])
         # Whatever the delete answered, only what reads say counts.
-        instance = await self._instance(handle, what)
+        instance = await self._instance(handle)
         if instance is not None and not is_terminated(instance):
             return TerminateState.REQUESTED
         return await self._terminate_volumes(handle, region, what)
@@ -267,19 +269,15 @@ class AwsProvider:
             instance_view(instance, region)  # an instance that cannot be read spoils the list
         return instances
 
-    async def _instance(self, handle: Handle, what: str) -> dict[str, Any] | None:
-        """None after enough misses in a row: by its id, and last among all that a filter finds."""
-        region = _region(handle)
-        for _ in range(self._options.looks - 1):
-            try:
-                answer = await self._calls.call(
-                    "ec2", region, "describe_instances", what, InstanceIds=[handle.provider_id]
-                )
-                return _only_instance(answer, what)
-            except ProviderNotFound:
+    async def _instance(self, handle: Handle) -> dict[str, Any] | None:
+        """None after enough misses in a row."""
+        for look in range(self._options.looks):
+            if look:
                 await asyncio.sleep(self._options.look_pause_seconds)
-        found = await self._described(region, what, [_filter("instance-id", handle.provider_id)])
-        return found[0] if found else None
+            instance = await self._reads.read(_region(handle), handle.provider_id)
+            if instance is not None:
+                return instance
+        return None
 
     async def _owned_in(self, region: str) -> list[InstanceView]:
         what = f"list in {region}"
@@ -353,15 +351,6 @@ def _wanted(machine: Machine, query: OfferQuery) -> bool:
 
 def _can_be_spot(machine: Machine, catalog: Catalog) -> bool:
     return machine.spot and machine.type in catalog.zones
-
-
-def _only_instance(answer: dict[str, Any], what: str) -> dict[str, Any]:
-    try:
-        ((instance,),) = (reservation["Instances"] for reservation in answer["Reservations"])
-    except (KeyError, TypeError, ValueError):
-        raise Ambiguous(f"{what}: an answer without the one instance that was asked for") from None
-    found: dict[str, Any] = instance
-    return found
 
 
 def _after(cursor: str | None, text: str) -> LogPage:

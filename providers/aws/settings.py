@@ -46,7 +46,9 @@ class AwsOptions(Frozen):
     boot_seconds: float = Field(default=900, gt=0)
     """From the create to a running machine, at most."""
     catalog_seconds: float = Field(default=3600, ge=0)
-    """How long types, zones and on-demand prices count; spot prices are asked for each time."""
+    """How long types, zones and on-demand prices count."""
+    spot_seconds: float = Field(default=10, ge=0)
+    """How long spot prices count."""
     page_size: int = Field(default=1000, ge=5, le=1000)
     endpoints: dict[str, str] = Field(default_factory=dict)
     """URLs in place of AWS's own, by service (`ec2`, `sts`, `ssm`, `pricing`)."""

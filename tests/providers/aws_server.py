@@ -66,6 +66,7 @@ class AwsServer:
     """The server's state. Reads and faults may come from any thread."""
 
     def __init__(self) -> None:
+        self.page_size = PAGE_SIZE
         self.stock: tuple[str, ...] = STOCK
         self.prices: dict[str, str] = dict(_ON_DEMAND)
         self.spot_prices: dict[str, str] = {}
@@ -122,6 +123,7 @@ class AwsServer:
         self.calls.clear()
         self._hidden.clear()
         self._lingering.clear()
+        self.page_size = PAGE_SIZE
         self.stock, self.prices, self.spot_prices = STOCK, dict(_ON_DEMAND), {}
 
     def end(self, instance: Instance, code: str, message: str) -> None:
@@ -186,7 +188,7 @@ class AwsServer:
         # moto takes user data for text.
         form.pop("UserData", None)
         if "MaxResults" in form:
-            form["MaxResults"] = PAGE_SIZE
+            form["MaxResults"] = self.page_size
         kept = {k: v for k, v in headers.items() if k.lower() not in ("content-length", "host", "connection")}
         kept["Host"] = f"ec2.{call.region}.amazonaws.com"
         builder = EnvironBuilder(path=path, method=method, headers=kept, data=urlencode(form).encode())

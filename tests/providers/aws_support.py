@@ -21,6 +21,7 @@ def aws_provider(url: str, owner_id: str = OWNER, **options: Any) -> AwsProvider
         "former_regions": ("eu-west-1",),
         "timeout_seconds": 60,
         "look_pause_seconds": 0.01,
+        "spot_seconds": 0,
         "endpoints": dict.fromkeys(SERVICES, url),
         **options,
     }

@@ -1,5 +1,6 @@
 """What is EC2's own: the launch request, tokens, offers, volumes, regions. boto3 itself, against moto."""
 
+import asyncio
 import gzip
 import re
 import subprocess
@@ -370,6 +371,49 @@ async def test_a_region_that_does_not_answer_is_an_error_of_the_whole_list(
     aws.faults.append(Fault("offers", before=lambda call: ec2_error(500, "InternalError", "no")))
     with pytest.raises(Ambiguous):
         await provider.offers(OfferQuery())
+
+
+async def test_a_crowd_asks_for_spot_prices_once(make_aws_provider: MakeProvider, aws: AwsServer) -> None:
+    provider = make_aws_provider(spot_seconds=60)
+    lists = await asyncio.gather(*(provider.offers(OfferQuery("cpu-general")) for _ in range(5)))
+    assert all(offers and len(offers) == len(lists[0]) for offers in lists)
+    assert len([call for call in aws.calls if call.action == "DescribeSpotPriceHistory"]) == 1
+    await provider.offers(OfferQuery("nvidia-h100-80gb"))
+    assert len([call for call in aws.calls if call.action == "DescribeSpotPriceHistory"]) == 2
+
+
+# Reads ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_reads_of_many_machines_at_once_are_one_request(provider: AwsProvider, aws: AwsServer) -> None:
+    offer = await offer_for(provider)
+    specs = [spec_for() for _ in range(3)]
+    handles = [await provider.create(spec, offer) for spec in specs]
+    aws.page_size = "1000"
+    aws.calls.clear()
+    views = await asyncio.gather(*(provider.get(handle) for handle in handles))
+    assert [view and view.attempt_id for view in views] == [spec.attempt_id for spec in specs]
+    assert [call.action for call in aws.calls] == ["DescribeInstances"]
+
+
+async def test_a_read_that_fails_fails_for_all_who_waited_and_for_nobody_later(
+    provider: AwsProvider, aws: AwsServer
+) -> None:
+    offer = await offer_for(provider)
+    handles = [await provider.create(spec_for(), offer) for _ in range(2)]
+    aws.faults.append(Fault("get", loss="reset"))
+    answers = await asyncio.gather(*(provider.get(handle) for handle in handles), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Ambiguous, Ambiguous]
+    assert all(await asyncio.gather(*(provider.get(handle) for handle in handles)))
+
+
+async def test_a_reader_that_gave_up_takes_nobody_with_it(provider: AwsProvider) -> None:
+    offer = await offer_for(provider)
+    handle = await provider.create(spec_for(), offer)
+    hasty, patient = asyncio.create_task(provider.get(handle)), asyncio.create_task(provider.get(handle))
+    await asyncio.sleep(0)
+    hasty.cancel()
+    assert await patient is not None
 
 
 # Volumes and regions --------------------------------------------------------------------------------------------------
