@@ -13,6 +13,8 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from agent.script import agent_script
@@ -506,6 +508,17 @@ def test_the_console_goes_on_from_its_cursor_and_is_whole_once_it_rolled_on() ->
     assert _after(second.cursor, "one\ntwo\n").text == ""
     assert _after(second.cursor, "two\nthree\n").text == "two\nthree\n"
     assert _after("nonsense", "one\n").text == "one\n"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(max_size=8), max_size=8))
+def test_a_console_that_grows_is_read_without_gap_or_double(pieces: list[str]) -> None:
+    cursor, console, read = None, "", ""
+    for piece in pieces:
+        console += piece
+        page = _after(cursor, console)
+        cursor, read = page.cursor, read + page.text
+    assert read == console
 
 
 async def test_credentials_that_do_not_suffice_are_told_by_the_dry_run(provider: AwsProvider, aws: AwsServer) -> None:
