@@ -67,8 +67,10 @@ class WebhookSender:
             await self._services.db.write(partial(webhooks.delivered, delivery_id=delivery.id, status=status, now=now))
             return
         again = retry_at(now, delivery.tries, self._services.settings.webhook_retry_seconds, self._jitter)
-        outcome = {"status": status, "error": problem, "now": now, "retry_at": again}
-        await self._services.db.write(partial(webhooks.failed, delivery_id=delivery.id, **outcome))
+        failed = partial(
+            webhooks.failed, delivery_id=delivery.id, status=status, error=problem, now=now, retry_at=again
+        )
+        await self._services.db.write(failed)
         log.warning("webhook_failed", delivery_id=delivery.id, tries=delivery.tries, dead=again is None, error=problem)
 
     async def _post(self, parcel: Parcel) -> tuple[int | None, str | None]:
