@@ -46,7 +46,7 @@ class HousekeepingActivities:
                 # A delivered start or terminate of a live job keeps its duplicate out; those of finished jobs may go.
                 finished = select(Job.id).where(col(Job.terminal_at).is_not(None), col(Job.terminal_at) < old)
                 session.exec(delete(InboxRow).where(col(InboxRow.job_id).in_(finished)))
-                told = (col(InboxRow.kind) == inbox.BUDGET, col(InboxRow.delivered_at) < old)
+                told = (col(InboxRow.kind).in_([inbox.BUDGET, inbox.VERIFY]), col(InboxRow.delivered_at) < old)
                 session.exec(delete(InboxRow).where(*told))
                 webhooks.prune(session, now - _DELIVERIES_KEPT)
                 liveness.prune(session, old)

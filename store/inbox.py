@@ -14,6 +14,8 @@ from store.tables import InboxRow
 START, TERMINATE, EXIT, PRICE, CAPACITY = "start", "terminate", "exit", "price", "capacity"
 BUDGET = "budget"
 """For the budget workflow of an organization: its rows have that workflow's id in place of a job's."""
+VERIFY = "verify"
+"""Asks a provider about a connection: its rows have the connection's id in place of a job's."""
 TOPIC = "inbox"
 _MOST_CHARACTERS = 500
 

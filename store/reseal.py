@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, RowMapping, Table, func, select, tuple_, update
 from sqlmodel import Session, SQLModel
 
-from store import retired_keys, secrets
+from store import connections, retired_keys, secrets
 from store.db import Database
-from store.tables import IdempotencyKey, Instance, Job, RetiredKey, Secret, Webhook
+from store.tables import Connection, IdempotencyKey, Instance, Job, RetiredKey, Secret, Webhook
 from store.vault import Vault, VaultError, sealed_prefix
 from store.webhooks import secret_context
 
@@ -69,6 +69,8 @@ SEALED = (
     SealedColumn(_table(Instance), "secrets_sealed", lambda row: f"launch:{row['id']}"),
     SealedColumn(_table(Secret), "sealed", lambda row: secrets.context(row["id"], row["version"]), ("version",)),
     SealedColumn(_table(Webhook), "secret_sealed", lambda row: secret_context(row["id"])),
+    SealedColumn(_table(Connection), "credentials_sealed", lambda row: connections.context(row["id"])),
+    SealedColumn(_table(Connection), "candidate_sealed", lambda row: connections.context(row["id"])),
     SealedColumn(_table(RetiredKey), "sealed", lambda row: retired_keys.context(row["key_id"])),
 )
 

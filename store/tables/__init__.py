@@ -7,10 +7,11 @@ from store.tables.access import ApiKey, Organization, Project
 from store.tables.audit import AuditEntry
 from store.tables.budgets import Budget, BudgetAlert, BudgetReservation
 from store.tables.catalog import ConnectionHealth, OfferRow
+from store.tables.connections import Connection
 from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
-from store.tables.ledger import BilledResource, LedgerEntry
+from store.tables.ledger import BilledDay, BilledResource, LedgerEntry
 from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
 from store.tables.pricing import StoragePrice
 from store.tables.secrets import RetiredKey, Secret, SecretUse
@@ -19,10 +20,12 @@ from store.tables.webhooks import Webhook, WebhookDelivery
 __all__ = [
     "ApiKey",
     "AuditEntry",
+    "BilledDay",
     "BilledResource",
     "Budget",
     "BudgetAlert",
     "BudgetReservation",
+    "Connection",
     "ConnectionHealth",
     "IdempotencyKey",
     "InboxRow",

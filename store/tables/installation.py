@@ -14,6 +14,14 @@ class Installation(SQLModel, table=True):
     id: int = Field(default=1, sa_column=Column(Integer, primary_key=True, autoincrement=False))
     owner_id: str
     created_at: datetime = fields.time(nullable=False)
+    fence: str | None = None
+    """`store.fence`: what is kept beside the database too, so that a copy or a backup of it is known as one."""
+    fence_before: str | None = None
+    fence_at: datetime | None = fields.time()
+    fenced: bool = False
+    """Whether this database is taken for a copy or a backup: unknown machines are told of, and not deleted."""
+    fence_confirmed: bool = False
+    """An administrator said that it is the one; the next reconciliation goes by it."""
 
 
 class Liveness(SQLModel, table=True):

@@ -6,13 +6,14 @@ import pytest
 from sqlalchemy import LargeBinary, func
 from sqlmodel import Session, SQLModel, select
 
+from domain.backends import backend_of
 from domain.roles import Role
 from domain.spec import Workload
-from store import jobs, launch_secrets, reseal, retired_keys, secrets, webhooks
+from store import connections, jobs, launch_secrets, reseal, retired_keys, secrets, webhooks
 from store.access import Principal, authenticate
 from store.db import Database
 from store.secrets import Values
-from store.tables import IdempotencyKey, Instance, Job, RetiredKey, Secret, Webhook
+from store.tables import Connection, IdempotencyKey, Instance, Job, RetiredKey, Secret, Webhook
 from store.vault import Vault, key_id_of
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
@@ -52,6 +53,12 @@ def rows(database: Database, factory: Factory, vault: Vault, principal: Principa
         session.add(attempt)
         secret = secrets.create(session, principal, "token", Values({"K": "first"}), vault, clock())
         secrets.rotate(session, principal, secret.id, Values({"K": "second"}), vault, clock())
+        connection = connections.connect(
+            session, vault, connections.Scope(), backend_of("runpod"), "pods", {"api_key": "first"}, clock()
+        )
+        session.flush()
+        connections.verified(session, connection.id, 1, "ok", "", clock())
+        connections.begin_verification(session, vault, connection, backend_of("runpod"), {"api_key": "second"}, clock())
         webhooks.create(session, vault, principal.org_id, "https://example.com/", (), True, clock())
         session.add(
             IdempotencyKey(
@@ -102,6 +109,11 @@ def test_everything_opens_with_the_new_key_alone_afterwards(
         assert secrets.opened(new, session.exec(select(Secret)).one()) == {"K": "second"}
         webhook = session.exec(select(Webhook)).one()
         assert new.open(webhook.secret_sealed, webhooks.secret_context(webhook.id))
+        connection = session.exec(select(Connection)).one()
+        assert connections.values_of(new, connection) == {"api_key": "first"}
+        wanted = connections.to_verify(session, new, connection.id, 2, clock())
+        assert wanted is not None
+        assert wanted.values == {"api_key": "second"}
         assert key_id_of(session.exec(select(RetiredKey)).one().sealed) == "new"
 
     database.run_read(read)

@@ -50,6 +50,17 @@ def upgrade() -> None:
         batch_op.create_index("ix_auditentry_resource", ["resource", "id"], unique=False)
 
     op.create_table(
+        "billed_day",
+        sa.Column("org_id", sa.String(), nullable=False),
+        sa.Column("resource_type", sa.String(), nullable=False),
+        sa.Column("day", sa.BigInteger(), nullable=False),
+        sa.Column("project_id", sa.String(), nullable=False),
+        sa.Column("whole", sa.BigInteger(), nullable=False),
+        sa.Column("nano", sa.BigInteger(), nullable=False),
+        sa.Column("atto", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("org_id", "resource_type", "day", "project_id"),
+    )
+    op.create_table(
         "billed_resource",
         sa.Column("resource_id", sa.String(collation="C").with_variant(sa.String(), "sqlite"), nullable=False),
         sa.Column("resource_type", sa.String(), nullable=False),
@@ -103,6 +114,35 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id"),
     )
     op.create_table(
+        "connection",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("provider", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("scope", sa.String(), nullable=False),
+        sa.Column("org_id", sa.String(), nullable=True),
+        sa.Column("project_id", sa.String(), nullable=True),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("options", sa.Text(), nullable=False),
+        sa.Column("credentials_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("candidate_options", sa.Text(), nullable=True),
+        sa.Column("candidate_sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("candidate_at", sa.BigInteger(), nullable=True),
+        sa.Column("revision", sa.Integer(), nullable=False),
+        sa.Column("verification", sa.Integer(), nullable=False),
+        sa.Column("verified_number", sa.Integer(), nullable=False),
+        sa.Column("verified_status", sa.String(), nullable=True),
+        sa.Column("verified_message", sa.Text(), nullable=True),
+        sa.Column("verified_at", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("scope", "name"),
+    )
+    with op.batch_alter_table("connection", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_connection_org_id"), ["org_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_connection_scope"), ["scope"], unique=False)
+
+    op.create_table(
         "connectionhealth",
         sa.Column("connection_id", sa.String(), nullable=False),
         sa.Column("provider", sa.String(), nullable=False),
@@ -133,6 +173,11 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("owner_id", sa.String(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("fence", sa.String(), nullable=True),
+        sa.Column("fence_before", sa.String(), nullable=True),
+        sa.Column("fence_at", sa.BigInteger(), nullable=True),
+        sa.Column("fenced", sa.Boolean(), nullable=False),
+        sa.Column("fence_confirmed", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
