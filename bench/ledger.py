@@ -55,3 +55,9 @@ async def _fill(stack: Stack) -> None:
                 f"WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n WHERE value < {ENTRIES}) "
                 f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(shown)} FROM {table}, n WHERE 1"
             )
+        day = 86_400_000_000
+        database.execute(
+            "INSERT OR REPLACE INTO billed_day (org_id, resource_type, day, project_id, whole, nano, atto) SELECT "
+            f"org_id, resource_type, begins_at / {day} * {day}, project_id, sum(whole), sum(nano), sum(atto) "
+            "FROM ledger_entry GROUP BY 1, 2, 3, 4"
+        )

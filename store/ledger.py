@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Executable, Table, case, func, insert
+from sqlalchemy import Executable, Table, bindparam, case, func, insert
 from sqlalchemy import select as select_columns
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col, select
@@ -18,7 +18,7 @@ from domain.ledger import day_of, unwritten
 from domain.money import RATE_PLACES, Run
 from store.db import is_sqlite
 from store.meters import meters_of
-from store.tables import BilledResource, Instance, Job, LedgerEntry
+from store.tables import BilledDay, BilledResource, Instance, Job, LedgerEntry
 
 JOB = "job"
 """The type of resource that instances belong to, so far."""
@@ -26,6 +26,7 @@ RESOURCE_TYPES = (JOB, "service", "volume")
 
 _NANO = 10**9
 _ENTRIES: Table = SQLModel.metadata.tables[str(LedgerEntry.__tablename__)]
+_DAYS: Table = SQLModel.metadata.tables[str(BilledDay.__tablename__)]
 _RESOURCES: Table = SQLModel.metadata.tables[str(BilledResource.__tablename__)]
 _INSERT = insert(_ENTRIES)
 assert RATE_PLACES == 18, "the parts of an entry hold 18 places"
@@ -132,8 +133,23 @@ def _write(session: Session, instance: Instance, parts: Sequence[Run], now: date
             }
         )
     session.connection().execute(_INSERT, rows)
+    for run, row in zip(parts, rows, strict=True):
+        session.connection().execute(_add_to_day(is_sqlite(session)), {**row, "day": day_of(run.begins_at)})
     span = {"begins_at": parts[0].begins_at, "last_at": parts[-1].last_at}
     session.connection().execute(_widen(is_sqlite(session)), {**resource, "resource_at": resource_at, **span})
+
+
+@cache
+def _add_to_day(sqlite_: bool) -> Executable:
+    """Adds an entry to the sum of its day."""
+    build: Any = sqlite.insert if sqlite_ else postgresql.insert
+    statement = build(_DAYS).values({column.name: bindparam(column.name) for column in _DAYS.c})
+    parts = ("whole", "nano", "atto")
+    added: Executable = statement.on_conflict_do_update(
+        index_elements=[column.name for column in _DAYS.primary_key],
+        set_={name: _DAYS.c[name] + statement.excluded[name] for name in parts},
+    )
+    return added
 
 
 @cache

@@ -26,13 +26,15 @@ from sqlalchemy import (
 )
 from sqlmodel import Session, SQLModel, col
 
+from domain.ledger import day_of
 from domain.money import LONGEST_UNIT, Run, UsdPerHour
 from store.columns import UtcDateTime
 from store.ledger import JOB, RESOURCE_TYPES, attos_of, written_through
 from store.meters import meters_of
-from store.tables import BilledResource, Instance, Job, LedgerEntry
+from store.tables import BilledDay, BilledResource, Instance, Job, LedgerEntry
 
 _ENTRIES: Table = SQLModel.metadata.tables[str(LedgerEntry.__tablename__)]
+_DAYS: Table = SQLModel.metadata.tables[str(BilledDay.__tablename__)]
 _RESOURCES: Table = SQLModel.metadata.tables[str(BilledResource.__tablename__)]
 _DAY = timedelta(days=1)
 _BATCH = 500
@@ -106,11 +108,6 @@ def report(
     )
 
 
-def spent(session: Session, scope: Scope, window: Window, now: datetime) -> int:
-    """The exact sum over all resources, in (10^-18 USD per hour) x seconds."""
-    return sum(_sums(session, scope, window, _live(session, scope, window, now)).values())
-
-
 def _live(session: Session, scope: Scope, window: Window, now: datetime) -> dict[str, _Live]:
     """What is not in the ledger yet, by resource: only those with a unit in the window."""
     if scope.resource_type not in {None, JOB}:
@@ -173,20 +170,44 @@ def _usages(session: Session, window: Window, live: dict[str, _Live], positions:
 
 
 def _sums(session: Session, scope: Scope, window: Window, live: dict[str, _Live]) -> dict[str, int]:
-    """By type of resource. Entries that the window holds whole are added up by the database; the few that it cuts,
-    none of which is longer than a day, are cut here."""
-    sums = defaultdict[str, int](int)
+    """By type of resource: whole UTC days from their sums, what is left at the ends from the entries."""
+    first, last = _next_midnight(window.begin), day_of(window.end)
+    days = Window(first, last) if first < last else None
+    ends = [Window(window.begin, first), Window(last, window.end)] if days else [window]
+    sums = dict.fromkeys(RESOURCE_TYPES, 0)
     for resource_type in (scope.resource_type,) if scope.resource_type else RESOURCE_TYPES:
         of_type = replace(scope, resource_type=resource_type)
-        [parts] = _rows(session, _whole, of_type, window)
-        # No entry is no sum.
-        sums[resource_type] += attos_of(*(int(part or 0) for part in parts))
-        for cut in (_cut_by_begin, _cut_by_end):
-            for run in _rows(session, cut, of_type, window):
-                part = _run(run).within(window.begin, window.end)
-                sums[resource_type] += part.attos if part else 0
+        if days is not None:
+            sums[resource_type] += _sum(_rows(session, _days, of_type, days))
+        for end in ends:
+            sums[resource_type] += _sum_of_entries(session, of_type, end)
     sums[JOB] += sum(entry.attos for entry in live.values())
-    return dict(sums)
+    return sums
+
+
+def _sum_of_entries(session: Session, scope: Scope, window: Window) -> int:
+    """Entries that the window holds whole are added up by the database; the few that it cuts, none of which is longer
+    than a day, are cut here."""
+    if window.begin >= window.end:
+        return 0
+    total = _sum(_rows(session, _whole, scope, window))
+    for cut in (_cut_by_begin, _cut_by_end):
+        for run in _rows(session, cut, scope, window):
+            part = _run(run).within(window.begin, window.end)
+            total += part.attos if part else 0
+    return total
+
+
+def _sum(rows: Sequence[Any]) -> int:
+    """Of nothing, a database's sum is NULL."""
+    [parts] = rows
+    return attos_of(*(int(part or 0) for part in parts))
+
+
+def _next_midnight(moment: datetime) -> datetime:
+    """The first one that is not earlier."""
+    midnight = day_of(moment)
+    return midnight if midnight == moment else midnight + _DAY
 
 
 def _run(row: Sequence[Any]) -> Run:
@@ -294,6 +315,12 @@ def _first(*scope: bool) -> Select[Any]:
 def _continued(*scope: bool) -> Select[Any]:
     position = tuple_(_RESOURCES.c.resource_at, _RESOURCES.c.resource_id)
     return _first(*scope).where(position < tuple_(_at("after_time"), bindparam("after_id")))
+
+
+@cache
+def _days(*scope: bool) -> Select[Any]:
+    parts = (func.sum(_DAYS.c.whole), func.sum(_DAYS.c.nano), func.sum(_DAYS.c.atto))
+    return select(*parts).where(*_scoped(_DAYS, *scope), _DAYS.c.day >= _at("begin"), _DAYS.c.day < _at("end"))
 
 
 @cache

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Column, Index, String, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
 from store.append_only import append_only
-from store.columns import ExactDecimal
+from store.columns import ExactDecimal, UtcDateTime
 from store.tables import fields
 
 
@@ -79,6 +79,21 @@ class BilledResource(SQLModel, table=True):
     begins_at: datetime = fields.time(nullable=False)
     """When the first billed unit of any of its instances begins."""
     last_at: datetime = fields.time(nullable=False)
+
+
+class BilledDay(SQLModel, table=True):
+    """What the ledger's entries of a UTC day add up to, so that reports need not read them. Derived; it only grows."""
+
+    __tablename__ = "billed_day"
+
+    org_id: str = Field(primary_key=True)
+    resource_type: str = Field(primary_key=True)
+    day: datetime = Field(sa_column=Column(UtcDateTime, primary_key=True))
+    """Its first moment."""
+    project_id: str = Field(primary_key=True)
+    whole: int = Field(sa_column=_big())
+    nano: int = Field(sa_column=_big())
+    atto: int = Field(sa_column=_big())
 
 
 append_only(LedgerEntry)
