@@ -18,8 +18,17 @@ from google.protobuf import json_format
 from sqlmodel import Session, col, select
 from temporalio.api.common.v1 import Payloads
 
+from api.rate_limits import RateLimits
 from domain.clock import Clock
-from domain.errors import BadRequest, Forbidden, InvalidRequest, NotAuthenticated, PayloadTooLarge, RequestError
+from domain.errors import (
+    BadRequest,
+    Forbidden,
+    InvalidRequest,
+    NotAuthenticated,
+    PayloadTooLarge,
+    RequestError,
+    TooManyRequests,
+)
 from domain.roles import Role
 from settings import Settings
 from store.access import authenticate
@@ -55,6 +64,9 @@ class CodecServices(Protocol):
 
     @property
     def clock(self) -> Clock: ...
+
+    @property
+    def rate_limits(self) -> RateLimits: ...
 
 
 class _UiRoute(APIRoute):
@@ -111,6 +123,7 @@ async def login(request: Request) -> Response:
     if token:
         principal = await services.db.read(lambda session: authenticate(session, token, services.clock()))
     if principal is None:
+        _count_failure(request, services)
         return _form_page(status=401, problem="This key is not known, or was revoked.")
     if principal.role is not Role.CLUSTER_ADMIN:
         return _form_page(
@@ -171,9 +184,15 @@ async def _require_operator(request: Request, services: CodecServices) -> None:
             else None
         )
     if role is None:
+        _count_failure(request, services)
         raise NotAuthenticated("sign in at /codec/login, or send a key with the role cluster_admin")
     if role is not Role.CLUSTER_ADMIN:
         raise Forbidden(f"decoding payloads needs the role {Role.CLUSTER_ADMIN}, this key has {role}")
+
+
+def _count_failure(request: Request, services: CodecServices) -> None:
+    """Raises TooManyRequests for an address that has failed too often."""
+    services.rate_limits.failure(request.client.host if request.client else "")
 
 
 def _role_of(session: Session, key_id: str, now: datetime) -> Role | None:
@@ -234,7 +253,8 @@ def _refusal(request: Request, error: RequestError) -> Response:
         body["request_id"] = request_id
     if error.details:
         body["details"] = error.details
-    return Response(orjson.dumps({"error": body}), error.status, media_type="application/json")
+    headers = {"Retry-After": str(error.retry_after_seconds)} if isinstance(error, TooManyRequests) else None
+    return Response(orjson.dumps({"error": body}), error.status, headers, media_type="application/json")
 
 
 def _page(title: str, content: str, status: int) -> Response:

@@ -1,7 +1,7 @@
 """An API that serves the codec, and a factory for keys to use it with."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from api.codec import router
+from api.rate_limits import RateLimits
 from domain.clock import Clock
 from settings import Settings
 from store.db import Database
@@ -27,6 +28,11 @@ class Services:
     db: Database
     vault: Vault
     clock: Clock
+    rate_limits: RateLimits = field(
+        default_factory=lambda: RateLimits(
+            per_second=0, burst=1, failures_per_second=1, failures_burst=20, monotonic=lambda: 0
+        )
+    )
 
 
 @pytest.fixture

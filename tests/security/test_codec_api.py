@@ -86,6 +86,16 @@ class TestWhoMayDecode:
         answer = await client.post("/codec/decode", json=await encrypted(vault), headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
 
+    async def test_an_address_that_fails_too_often_is_told_when_to_come_back(
+        self, client: httpx.AsyncClient, vault: Vault, keys: Factory
+    ) -> None:
+        while (await client.post("/codec/login", data={"key": "hr_guess"})).status_code == 401:
+            pass
+        answer = await client.post("/codec/decode", json=await encrypted(vault), headers=bearer("hr_guess"))
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
+        valid = bearer(keys.key(role=Role.CLUSTER_ADMIN).token)
+        assert (await client.post("/codec/decode", json=await encrypted(vault), headers=valid)).status_code == 200
+
 
 class TestLogin:
     async def test_an_operator_key_is_exchanged_for_a_cookie_that_does_not_hold_it(
