@@ -37,7 +37,7 @@ async def report() -> list[Row]:
 
 
 async def _fill(stack: Stack) -> None:
-    """Entries of as many jobs, copied from the one that a real job left."""
+    """Entries of as many jobs, copied from the one that a real job left; and a few of the minute that is not over."""
     async with Client(stack) as client:
         job_id = await client.create(job_request("echo", "hi"))
         await client.until(job_id, TERMINAL)
@@ -52,7 +52,7 @@ async def _fill(stack: Stack) -> None:
                 for name in columns
             ]  # fmt: skip
             database.execute(
-                f"WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n WHERE value < {ENTRIES}) "
+                f"WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n WHERE value < {ENTRIES} + 10) "
                 f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(shown)} FROM {table}, n WHERE 1"
             )
         day = 86_400_000_000
