@@ -2,7 +2,16 @@
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError, ProviderRejected, RateLimited
+from domain.errors import (
+    AuthError,
+    BillingBlocked,
+    BootstrapFailed,
+    ImagePullFailed,
+    PermissionDenied,
+    ProviderError,
+    ProviderRejected,
+    RateLimited,
+)
 from domain.states import Reason
 from workflows.contract import FailureType
 
@@ -12,6 +21,9 @@ _FINAL: dict[type[ProviderError], str] = {
     BootstrapFailed: FailureType.BOOTSTRAP_FAILED,
     ProviderRejected: ProviderRejected.kind,
 }
+
+# These disable the connection, until a poll of its offers succeeds again.
+BLOCKS = (AuthError, PermissionDenied, BillingBlocked)
 
 # Why the job failed when this was the last word of the last offer.
 REASONS: dict[str, Reason] = {
