@@ -25,7 +25,6 @@ _KEY_BY_HASH = (
     select_columns(
         col(ApiKey.id),
         col(ApiKey.org_id),
-        col(Organization.enabled),
         col(Organization.provider_anonymity),
         col(ApiKey.owner),
         col(ApiKey.role),
@@ -41,12 +40,12 @@ _KEY_BY_HASH = (
 class Principal:
     """Who a request comes from. `project_id` is None when the key reaches all projects of its organization.
 
+    Whether the organization is enabled is not part of it: that is read where something is spent (`store.tenants`).
     `on_behalf_of` and `request_id` are the request's, for what it creates and for the audit log.
     """
 
     key_id: str
     org_id: OrgId
-    org_enabled: bool
     owner: str
     role: Role
     project_id: str | None
@@ -78,9 +77,7 @@ def authenticate(session: Session, token: str, now: datetime) -> Principal | Non
     row = session.connection().execute(_KEY_BY_HASH, {"wanted_hash": hash_token(token)}).one_or_none()
     if row is None or (row.expires_at is not None and row.expires_at <= now):
         return None
-    return Principal(
-        row.id, OrgId(row.org_id), row.enabled, row.owner, Role(row.role), row.project_id, row.provider_anonymity
-    )
+    return Principal(row.id, OrgId(row.org_id), row.owner, Role(row.role), row.project_id, row.provider_anonymity)
 
 
 def create_organization(

@@ -89,7 +89,7 @@ def _create(session: Session, now: datetime) -> Bootstrap | None:
 def _with_key(session: Session, owner_id: str, org_id: str, project_id: str, now: datetime) -> Bootstrap:
     key = create_key(session, org_id, ADMIN, Role.CLUSTER_ADMIN, now)
     # Whoever reaches the database makes it, without any key: so much more must it be seen.
-    operator = Principal("", key.org_id, True, OPERATOR, Role.CLUSTER_ADMIN, None)
+    operator = Principal("", key.org_id, OPERATOR, Role.CLUSTER_ADMIN, None)
     audit.write(session, operator, "key.create", key.key_id, now, {"owner": ADMIN, "role": Role.CLUSTER_ADMIN})
     return Bootstrap(owner_id, key.org_id, project_id, key.token)
 

@@ -187,7 +187,6 @@ class TestCap:
         self, database: Database, principal: Principal, clock: SettableClock, vault: Vault
     ) -> None:
         put(database, principal.org_id, clock, enabled=False)
-        assert principal.org_enabled
         assert create(database, principal, vault, clock, "1") == "tenant_disabled"
 
     def test_an_organization_without_a_cap_is_neither_locked_nor_counted(
