@@ -15,7 +15,9 @@ from tests.providers.conformance import OWNER
 
 if TYPE_CHECKING:
     from providers.aws.provider import AwsProvider
+    from providers.gcp.provider import GcpProvider
     from tests.providers.aws_server import AwsServer
+    from tests.providers.gcp_fake import GcpServer
 
 
 @pytest.fixture
@@ -73,3 +75,27 @@ def make_aws_provider(aws: "AwsServer", aws_cloud: "tuple[AwsServer, str]") -> "
     from tests.providers.aws_support import aws_provider
 
     return partial(aws_provider, aws_cloud[1])
+
+
+@pytest.fixture(scope="session")
+def gcp_server() -> "Iterator[tuple[GcpServer, str]]":
+    """One Google for all tests of this process."""
+    from tests.providers import gcp_fake
+    from tests.providers.gcp_support import key_pair
+
+    with gcp_fake.serve(key_pair()[1]) as running:
+        yield running
+
+
+@pytest.fixture
+def gcp(gcp_server: "tuple[GcpServer, str]") -> "GcpServer":
+    """It, without anything in it."""
+    gcp_server[0].clear()
+    return gcp_server[0]
+
+
+@pytest.fixture
+def make_gcp_provider(gcp: "GcpServer", gcp_server: "tuple[GcpServer, str]") -> "Callable[..., GcpProvider]":
+    from tests.providers.gcp_support import gcp_provider
+
+    return partial(gcp_provider, gcp_server[1])
