@@ -21,8 +21,9 @@ from store.meters import meters_of
 from store.tables import BilledDay, BilledResource, Instance, Job, LedgerEntry
 
 JOB = "job"
-"""The type of resource that instances belong to, so far."""
-RESOURCE_TYPES = (JOB, "service", "volume")
+"""The type of resource that instances belong to."""
+RESOURCE_TYPES = (JOB,)
+"""The types of which there are entries, so far."""
 
 _NANO = 10**9
 _ENTRIES: Table = SQLModel.metadata.tables[str(LedgerEntry.__tablename__)]

@@ -175,7 +175,7 @@ def _sums(session: Session, scope: Scope, window: Window, live: dict[str, _Live]
     days = Window(first, last) if first < last else None
     ends = [Window(window.begin, first), Window(last, window.end)] if days else [window]
     sums = dict.fromkeys(RESOURCE_TYPES, 0)
-    for resource_type in (scope.resource_type,) if scope.resource_type else RESOURCE_TYPES:
+    for resource_type in (name for name in RESOURCE_TYPES if scope.resource_type in {None, name}):
         of_type = replace(scope, resource_type=resource_type)
         if days is not None:
             sums[resource_type] += _sum(_rows(session, _days, of_type, days))
