@@ -65,7 +65,7 @@ def accounts(
     for budget in budgets:
         window = window_at(BudgetPeriod(budget.period), zone, budget.created_at, now)
         drawing = tuple(job for job in jobs if applies(budget, job.project_id, job.owner))
-        settled = sums.of(budget, window, [job.job_id for job in drawing])
+        settled = sums.of(budget, window, [job.job_id for job in drawing if job.draw.instances])
         result.append(Account(budget, window, drawing, settled))
     return result
 
