@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Column, Index, LargeBinary, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
+from store.append_only import append_only
 from store.columns import ExactDecimal, Prose
 from store.tables import fields
 
@@ -162,3 +163,6 @@ class IdempotencyKey(SQLModel, table=True):
     """HMAC of the canonical JSON: it may cover a password."""
     resource_id: str
     created_at: datetime = fields.time(nullable=False)
+
+
+append_only(PriceRecord)

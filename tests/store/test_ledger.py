@@ -125,11 +125,16 @@ def test_an_attempt_that_is_gone_is_in_the_ledger_by_price_and_by_day(site: Site
     assert site.accrued(instance.job_id) == Decimal("2.12")
 
 
-def test_entries_cannot_be_changed_or_deleted(site: Site) -> None:
+def test_entries_and_prices_cannot_be_changed_or_deleted(site: Site) -> None:
     instance = site.rent("1")
     site.clock.advance(60)
     site.gone(instance)
-    for statement in ("UPDATE ledger_entry SET units = 0", "DELETE FROM ledger_entry"):
+    for statement in (
+        "UPDATE ledger_entry SET units = 0",
+        "DELETE FROM ledger_entry",
+        "UPDATE pricerecord SET usd_per_hour = '0'",
+        "DELETE FROM pricerecord",
+    ):
         with pytest.raises(DBAPIError, match="append-only"):
             site.database.run_write(lambda s, statement=statement: s.connection().execute(text(statement)))
 

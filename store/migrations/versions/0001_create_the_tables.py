@@ -439,6 +439,7 @@ def upgrade() -> None:
         sa.Column("usd_per_hour", sa.Text(), nullable=False),
         sa.Column("source", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
+        info={"append_only": True},
     )
     with op.batch_alter_table("pricerecord", schema=None) as batch_op:
         batch_op.create_index("ix_price_instance", ["instance_id", "since"], unique=False)
