@@ -91,6 +91,10 @@ class Settings(BaseSettings):
     )
     fake_provider_url: str | None = Field(default=None, description="For tests: the address of a scripted fake cloud.")
 
+    connections_interval_seconds: float = Field(
+        default=2, gt=0, description="How often a worker looks for connections that came, changed or went."
+    )
+
     max_attempts: int = Field(default=5, ge=1, description="Offers on which one job may fail to boot before it fails.")
     capacity_wait_seconds: float = Field(
         default=3600, ge=0, description="How long a job waits for capacity by default."

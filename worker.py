@@ -10,23 +10,13 @@ from datetime import timedelta
 from typing import Any
 
 import structlog
-from temporalio.client import (
-    Client,
-    Schedule,
-    ScheduleActionStartWorkflow,
-    ScheduleAlreadyRunningError,
-    ScheduleIntervalSpec,
-    ScheduleOverlapPolicy,
-    SchedulePolicy,
-    ScheduleSpec,
-    ScheduleUpdate,
-    ScheduleUpdateInput,
-)
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 import observability
 from activities.allocate import AllocateActivities
 from activities.budgets import BudgetActivities
+from activities.connections import ConnectionActivities, ConnectionKeeper
 from activities.context import Context
 from activities.deallocate import DeallocateActivities
 from activities.housekeeping import HousekeepingActivities
@@ -35,6 +25,7 @@ from activities.provision import ProvisionActivities
 from activities.reconcile import ReconcileActivities
 from activities.record import RecordActivities
 from activities.recovery import sweep
+from activities.schedules import ConnectionSchedules, keep_schedules
 from activities.stream_logs import StreamActivities
 from domain.clock import utc_now
 from observability.activities import ActivityLogContext
@@ -42,20 +33,30 @@ from providers.base import Provider, ProviderContext
 from providers.registry import Providers
 from settings import Settings
 from store import bootstrap, liveness
+from store.connections import is_stored
 from store.stores import open_stores
 from store.temporal import connect
 from store.vault import Vault
 from workflows.budget import Budget
 from workflows.compute_job import ComputeJob
-from workflows.contract import HOUSEKEEPING, POLL_OFFERS, RECONCILE
 from workflows.deallocation import Deallocation
 from workflows.offers import PollOffers
 from workflows.reconcile import Housekeeping, Reconcile
 from workflows.recover import Recover
+from workflows.verify import VerifyConnection
 
 log = structlog.get_logger()
 
-WORKFLOWS: Sequence[type] = (ComputeJob, Deallocation, Recover, Reconcile, Housekeeping, PollOffers, Budget)
+WORKFLOWS: Sequence[type] = (
+    ComputeJob,
+    Deallocation,
+    Recover,
+    Reconcile,
+    Housekeeping,
+    PollOffers,
+    Budget,
+    VerifyConnection,
+)
 
 _BEAT_SECONDS = 2.0
 _RETRY_SECONDS = 5.0
@@ -84,11 +85,13 @@ def activities_of(context: Context) -> list[Callable[..., Awaitable[Any]]]:
         HousekeepingActivities(context).keep_house,
         BudgetActivities(context).review_budgets,
         OffersActivities(context).poll_offers,
+        ConnectionActivities(context).verify_connection,
     ]
 
 
 def build_providers(settings: Settings, owner_id: str) -> Providers:
-    """The connections of this process. Each backend's module is imported only when it is configured."""
+    """What the settings configure; the keeper adds what is connected. A backend's module is imported only when it is
+    wanted."""
     connections: dict[str, Provider] = {}
     data_dir = str(settings.data_dir)
     if settings.local_enabled:
@@ -153,13 +156,17 @@ async def _work(settings: Settings) -> None:
         client = await _connect_patiently(settings, context.vault, stop)
         if client is None:
             return
+        keeper = ConnectionKeeper(context)
+        # What attempts are open on must be there before anybody is asked about them.
+        await keeper.refresh()
         await _verify(context)
         background = [
+            asyncio.create_task(keeper.run(ConnectionSchedules(client, settings))),
             asyncio.create_task(_again_and_again("beat", lambda: _beat(context), _BEAT_SECONDS)),
             asyncio.create_task(
                 _again_and_again("recover", lambda: sweep(context, client), settings.recover_interval_seconds)
             ),
-            asyncio.create_task(_until_done("schedules", lambda: _keep_schedules(client, context))),
+            asyncio.create_task(_until_done("schedules", lambda: keep_schedules(client, context))),
         ]
         try:
             async with build_worker(client, context):
@@ -187,7 +194,10 @@ async def _connect_patiently(settings: Settings, vault: Vault, stop: asyncio.Eve
 
 async def _verify(context: Context) -> None:
     """Says at the start what each connection is good for; one that is not may become so, so nothing ends here."""
-    for connection_id, provider in context.providers.by_connection.items():
+    for connection_id, provider in list(context.providers.by_connection.items()):
+        if is_stored(connection_id):
+            # It was verified before it was stored, and is polled.
+            continue
         report = await provider.verify()
         note = log.info if report.status == "ok" else log.warning
         note("connection_verified", connection=connection_id, status=report.status, message=report.message)
@@ -219,40 +229,6 @@ async def _beat(context: Context) -> None:
     """Extends the lease by which `/readyz` knows that a worker is there."""
     now = context.clock()
     await context.db.write(lambda session: liveness.beat(session, context.lease_id, liveness.WORKER, now))
-
-
-async def _keep_schedules(client: Client, context: Context) -> None:
-    """One `PollOffers` and one `Reconcile` per connection and one `Housekeeping`, at the settings' intervals; also once
-    right away."""
-    settings = context.settings
-    for connection_id in context.providers.by_connection:
-        interval = timedelta(seconds=settings.offers_interval_seconds)
-        await _schedule(client, settings, f"offers-{connection_id}", POLL_OFFERS, [connection_id], interval)
-        interval = timedelta(seconds=settings.reconcile_interval_seconds)
-        await _schedule(client, settings, f"reconcile-{connection_id}", RECONCILE, [connection_id], interval)
-    interval = timedelta(seconds=settings.retention_interval_seconds)
-    await _schedule(client, settings, "housekeeping", HOUSEKEEPING, [], interval)
-
-
-async def _schedule(
-    client: Client, settings: Settings, name: str, workflow: str, args: list[Any], interval: timedelta
-) -> None:
-    action = ScheduleActionStartWorkflow(workflow, args=args, id=name, task_queue=settings.task_queue)
-    schedule = Schedule(
-        action=action,
-        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=interval)]),
-        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP),
-    )
-    try:
-        await client.create_schedule(name, schedule, trigger_immediately=True)
-    except ScheduleAlreadyRunningError:
-        handle = client.get_schedule_handle(name)
-
-        def replace(_: ScheduleUpdateInput) -> ScheduleUpdate:
-            return ScheduleUpdate(schedule=schedule)
-
-        await handle.update(replace)
-        await handle.trigger(overlap=ScheduleOverlapPolicy.SKIP)
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ class AllocateActivities:
     async def _walk(self, job: Job, request: AllocateInput) -> Allocation:
         await refuse_unlaunchable(self._context, job)
         spec = JobSpec.model_validate(job.spec)
-        excluded = await self._context.db.read(lambda session: out_of_reach(session, job.id))
+        excluded = await self._context.db.read(lambda session: out_of_reach(session, job))
         result, failures = await self._menu.read(job, spec, request.rejected, excluded)
         if not result.offers:
             return _nothing_eligible(result, failures, request.rejected, excluded.refused)

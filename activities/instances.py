@@ -7,11 +7,12 @@ from sqlmodel import Session
 
 from activities.context import Context
 from activities.failures import cannot_launch
+from domain.errors import ProviderRejected
 from domain.ids import AttemptId
-from domain.offers import Offer
 from domain.spec import JobSpec, RegistryCredential
 from providers.base import AgentBootstrap, InstanceSpec
 from store import launch_secrets
+from store.connections import is_stored
 from store.launch_secrets import CannotLaunch
 from store.tables import Instance, Job
 
@@ -24,10 +25,13 @@ async def instance_spec(context: Context, job: Job, instance: Instance) -> Insta
 
     Raises:
         ApplicationError: that secret has expired, or is no credential; not retryable.
+        ProviderRejected: an agent there could not reach the API.
     """
     spec = JobSpec.model_validate(job.spec)
     settings, attempt = context.settings, AttemptId(instance.id)
-    local = Offer.model_validate(instance.offer).region == "local" or settings.public_url is None
+    local = by_socket(context, instance.connection_id)
+    if not local and settings.public_url is None:
+        raise ProviderRejected("HEADRACE_PUBLIC_URL is not set: an agent there could not reach the API")
     return InstanceSpec(
         attempt_id=attempt,
         owner_id=context.owner_id,
@@ -45,6 +49,19 @@ async def instance_spec(context: Context, job: Job, instance: Instance) -> Insta
         registry=await _registry(context, job),
         ssh_public_key=spec.ssh_public_key,
     )
+
+
+def by_socket(context: Context, connection_id: str) -> bool:
+    """Whether agents there reach the API by its Unix socket: on the worker's own host, and in the simulated cloud of
+    the settings where there is no public URL."""
+    if context.providers.of(connection_id).capabilities.shared_host:
+        return True
+    return context.settings.public_url is None and not is_stored(connection_id)
+
+
+def may_be_reached(context: Context, connection_id: str) -> bool:
+    """Whether an agent there could reach the API at all: nothing is rented where it could not."""
+    return context.settings.public_url is not None or by_socket(context, connection_id)
 
 
 async def refuse_unlaunchable(context: Context, job: Job) -> None:

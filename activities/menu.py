@@ -10,6 +10,7 @@ from sqlmodel import Session
 
 from activities.context import Context, log
 from activities.failures import BLOCKS, bounded
+from activities.instances import may_be_reached
 from domain.errors import Ambiguous, AuthError, ProviderError
 from domain.limits import accrued
 from domain.offers import Offer
@@ -18,6 +19,7 @@ from domain.spec import JobSpec
 from providers.base import OfferQuery, Provider
 from store import attempts
 from store import offers as offer_cache
+from store.connections import Reach, reach_of_job
 from store.tables import ConnectionHealth, Job
 
 _OFFERS_SECONDS = 30.0
@@ -25,18 +27,19 @@ _OFFERS_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OutOfReach:
-    """What the rows exclude: refused accounts by connection, exclusive offers that other attempts have, and the offers
-    that were refused to the job for good, each with the provider's message."""
+    """What the rows exclude: refused accounts by connection, exclusive offers that other attempts have, the offers that
+    were refused to the job for good, each with the provider's message, and connections that it may not use."""
 
     blocked: Mapping[str, ConnectionHealth]
     reserved: frozenset[str]
     refused: Mapping[str, str]
+    reach: Reach
 
 
-def out_of_reach(session: Session, job_id: str) -> OutOfReach:
+def out_of_reach(session: Session, job: Job) -> OutOfReach:
     """What the rows say now."""
-    refused = attempts.refused_for_good(session, job_id)
-    return OutOfReach(offer_cache.blocked(session), offer_cache.reserved(session), refused)
+    refused, reach = attempts.refused_for_good(session, job.id), reach_of_job(session, job.org_id, job.project_id)
+    return OutOfReach(offer_cache.blocked(session), offer_cache.reserved(session), refused, reach)
 
 
 class MenuReader:
@@ -51,18 +54,19 @@ class MenuReader:
         """What may be tried, and what went wrong at the connections whose offers could not be read."""
         blocked = out_of_reach.blocked
         wanted = spec.placement.providers
-        asked = {
+        usable = {
             connection_id: provider
             for connection_id, provider in self._context.providers.by_connection.items()
-            if not wanted or provider.name in wanted
+            if connection_id in out_of_reach.reach and may_be_reached(self._context, connection_id)
         }
+        asked = {id_: provider for id_, provider in usable.items() if not wanted or provider.name in wanted}
         answers = await asyncio.gather(
             *(self._offers_of(id_, provider, spec, blocked.get(id_), job.id) for id_, provider in asked.items())
         )
         offers: list[Offer] = []
         failures: list[ProviderError] = []
         unreadable: dict[str, str] = {}
-        readable = {provider.name for provider in self._context.providers.by_connection.values()}
+        readable = {provider.name for provider in usable.values()}
         for provider, answer in zip(asked.values(), answers, strict=True):
             if isinstance(answer, ProviderError):
                 failures.append(answer)
@@ -70,7 +74,7 @@ class MenuReader:
             else:
                 offers += answer
         readable -= unreadable.keys() - {offer.provider for offer in offers}
-        capabilities = {name: can for name, can in self._context.providers.capabilities.items() if name in readable}
+        capabilities = {p.name: p.capabilities for p in usable.values() if p.name in readable}
         chosen = menu(
             spec,
             offers,

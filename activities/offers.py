@@ -12,6 +12,7 @@ from domain.errors import Ambiguous, AuthError, ProviderError
 from domain.offers import Offer
 from providers.base import OfferQuery, Provider
 from store import offers
+from store.connections import is_stored
 
 _POLL_SECONDS = 90.0
 _MOST_OFFERS = 100_000
@@ -31,6 +32,9 @@ class OffersActivities:
             db = self._context.db
             provider = self._context.providers.by_connection.get(connection_id)
             if provider is None:
+                if is_stored(connection_id):
+                    # It goes with its row, or this process has not heard of it yet.
+                    return f"{connection_id}: not loaded here"
                 # Its schedule has outlived its configuration.
                 await db.write(lambda session: offers.forget(session, connection_id))
                 return f"{connection_id}: not configured here any more"

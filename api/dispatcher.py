@@ -33,11 +33,14 @@ from store.tables import InboxRow, Instance, Job
 from workflows.contract import (
     BUDGET,
     COMPUTE_JOB,
+    VERIFY_CONNECTION,
     BudgetInput,
     JobInput,
     StreamOutcome,
     StreamResult,
     TerminateSignal,
+    VerifyInput,
+    verification_id,
 )
 
 log = structlog.get_logger()
@@ -167,6 +170,8 @@ class Dispatcher:
             await _signal(client, row.job_id, "capacity_freed")
         elif row.kind == inbox.BUDGET:
             await self._tell_budget(client, row.job_id)
+        elif row.kind == inbox.VERIFY:
+            await self._verify(client, VerifyInput(row.job_id, int(row.payload["number"])))
         elif row.kind == inbox.EXIT:
             await self._complete_stream(client, row)
         else:
@@ -205,6 +210,18 @@ class Dispatcher:
             static_summary=f"budgets of {organization_of(workflow_id)}",
             rpc_timeout=_RPC_TIMEOUT,
         )
+
+    async def _verify(self, client: Client, request: VerifyInput) -> None:
+        with suppress(WorkflowAlreadyStartedError):
+            await client.start_workflow(
+                VERIFY_CONNECTION,
+                request,
+                id=verification_id(request.connection_id, request.number),
+                task_queue=self._services.settings.task_queue,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                rpc_timeout=_RPC_TIMEOUT,
+            )
 
     async def _complete_stream(self, client: Client, row: InboxRow) -> None:
         """Completes the open `stream_logs`. Where none is open, the next one reads the exit row before it waits."""

@@ -18,6 +18,7 @@ from domain.offers import Offer
 from domain.states import EventType, InstanceState, JobState, Reason
 from store import inbox, ledger
 from store.budget_inbox import spend_changed
+from store.connections import may_still_use
 from store.db import is_sqlite
 from store.lifecycle import order_stop
 from store.meters import metered as metered
@@ -29,7 +30,7 @@ from store.transitions import Outcome, record, transition
 
 @dataclass(frozen=True, slots=True)
 class OfferTaken:
-    """Why an attempt was not minted: the offer is one machine, and another attempt has it."""
+    """Why an attempt was not minted: the offer is one machine, and another attempt has it, or its connection goes."""
 
     message: str
 
@@ -77,6 +78,8 @@ def mint(
 
     `slots` bounds the open attempts of the connection; with `single_tenant` they all belong to one organization.
     """
+    if not may_still_use(session, offer.connection_id):
+        return OfferTaken(f"the connection to {offer.provider} is being removed")
     if offer.exclusive and _is_taken(session, offer.ref):
         return OfferTaken(f"{offer.provider_sku} of {offer.provider} was taken by another job")
     if slots is not None:

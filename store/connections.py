@@ -266,6 +266,12 @@ def revisions(session: Session) -> dict[str, int]:
     return dict(session.exec(query).all())
 
 
+def removing(session: Session) -> bool:
+    """Whether some connection is being removed."""
+    query = select(Connection.id).where(Connection.state == ConnectionState.REMOVING).limit(1)
+    return session.exec(query).first() is not None
+
+
 def in_use(session: Session, vault: Vault, connection_id: str) -> InUse | None:
     """What a worker builds the provider of; None when it is no more."""
     connection = session.get(Connection, connection_id)

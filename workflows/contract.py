@@ -17,11 +17,16 @@ RECONCILE = "Reconcile"
 HOUSEKEEPING = "Housekeeping"
 POLL_OFFERS = "PollOffers"
 BUDGET = "Budget"
+VERIFY_CONNECTION = "VerifyConnection"
 
 
 def deallocation_id(attempt_id: str) -> str:
     """One deletion per attempt, whoever asks for it."""
     return f"dealloc-{attempt_id}"
+
+
+def verification_id(connection_id: str, number: int) -> str:
+    return f"verify-{connection_id}-{number}"
 
 
 def recover_id(job_id: str) -> str:
@@ -199,6 +204,14 @@ class DeallocationInput:
 @dataclass(frozen=True)
 class Deallocated:
     gone: bool
+
+
+@dataclass(frozen=True)
+class VerifyInput:
+    """`number` is the verification's among those of the connection: a later one makes it void."""
+
+    connection_id: str
+    number: int
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from sqlmodel import Session, select
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.connections import ConnectionKeeper
 from activities.context import Context
+from activities.schedules import ConnectionSchedules
 from api.agent import create_agent_app
 from api.app import create_app
 from api.server import duties
@@ -54,6 +56,7 @@ SCALED: dict[str, Any] = {
     "sweep_interval_seconds": 0.3,
     "capacity_wait_seconds": 3,
     "recover_interval_seconds": 1,
+    "connections_interval_seconds": 0.3,
     "orphan_grace_seconds": 0,
     "log_format": "console",
 }
@@ -79,6 +82,7 @@ class ControlPlane:
     _agent_server: uvicorn.Server | None = None
     _worker: Worker | None = None
     _worker_task: "asyncio.Task[None] | None" = None
+    _keeper_task: "asyncio.Task[None] | None" = None
 
     # Parts --------------------------------------------------------------------------------------------------------
 
@@ -116,9 +120,16 @@ class ControlPlane:
         assert self.context is not None
         self._worker = build_worker(self.temporal, self.context)
         self._worker_task = asyncio.create_task(self._worker.run())
+        keeper = ConnectionKeeper(self.context)
+        await keeper.refresh()
+        schedules = ConnectionSchedules(self.temporal, self.settings)
+        self._keeper_task = asyncio.create_task(keeper.run(schedules))
 
     async def stop_worker(self) -> None:
         assert self._worker is not None
+        if self._keeper_task is not None:
+            self._keeper_task.cancel()
+            await asyncio.gather(self._keeper_task, return_exceptions=True)
         await self._worker.shutdown()
         assert self._worker_task is not None
         await self._worker_task

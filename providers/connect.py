@@ -1,0 +1,65 @@
+"""From what was filled in to a provider. Each backend's module is imported when the first connection to it is built."""
+
+from importlib import import_module
+
+from pydantic import ValidationError
+
+from domain.backends import Values, catalog
+from domain.errors import ProviderRejected
+from providers.base import Provider, ProviderContext
+
+
+def build(backend_key: str, context: ProviderContext, values: Values) -> Provider:
+    """The provider of a connection. Blocks while it imports: call it in a thread.
+
+    Raises:
+        ProviderRejected: there is no adapter here, its package is not installed, or the values are none of its own.
+    """
+    backend = catalog().get(backend_key)
+    if backend is None or backend.factory is None:
+        raise ProviderRejected(f"this process has no adapter for {backend_key!r}")
+    module, _, name = backend.factory.partition(":")
+    try:
+        provider: Provider = getattr(import_module(module), name)(context, values)
+    except ImportError as error:
+        raise ProviderRejected(
+            f"this process lacks the package {error.name}: install headrace[{backend_key}] where workers run"
+        ) from None
+    except ValidationError as error:
+        # Where and what, never the value: it may be secret.
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ProviderRejected(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    return provider
+
+
+def aws(context: ProviderContext, values: Values) -> Provider:
+    """Machines may be left in the regions that were used by default, whatever was chosen later."""
+    from providers.aws.provider import AwsProvider
+    from providers.aws.settings import AwsCredentials, AwsOptions
+
+    given = _given(values, "regions", "security_group_ids")
+    given["former_regions"] = sorted(set(AwsOptions().regions) - set(given.get("regions") or AwsOptions().regions))
+    context.options = {**context.options, **given}
+    return AwsProvider(context, AwsCredentials(**_given(values, "access_key_id", "secret_access_key")))
+
+
+def gcp(context: ProviderContext, values: Values) -> Provider:
+    """Its sweeps look everywhere, so that regions may change."""
+    from providers.gcp.provider import GcpProvider
+    from providers.gcp.settings import GcpCredentials
+
+    context.options = {**context.options, **_given(values, "regions")}
+    return GcpProvider(context, GcpCredentials(**_given(values, "project_id", "service_account_key")))
+
+
+def runpod(context: ProviderContext, values: Values) -> Provider:
+    """Secure Cloud, and Community Cloud where it was asked for."""
+    from providers.runpod.credentials import RunPodCredentials
+    from providers.runpod.provider import RunPodProvider
+
+    return RunPodProvider(context, RunPodCredentials(**_given(values, "api_key", "include_community")))
+
+
+def _given(values: Values, *names: str) -> Values:
+    return {name: values[name] for name in names if values.get(name) is not None}
