@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from activities.context import Context, fenced_job, heartbeating, log
 from activities.failures import bounded, cannot_launch, to_application_error
 from activities.instances import instance_spec, refuse_unlaunchable
-from domain.errors import BootstrapFailed, ProviderError
+from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError
 from domain.masking import mask
 from domain.states import EventType, JobState, Reason
 from providers.base import Handle, InstanceView, Provider, ProviderState
@@ -177,9 +177,15 @@ class ProvisionActivities:
 
 
 def _refuse_when_not_launched(instance: Instance) -> None:
-    """The agent came for its launch spec, and was sent away for a secret that does not resolve."""
-    if instance.nonce is not None and instance.reason_code is not None and instance.terminal_at is None:
-        raise cannot_launch(Reason(instance.reason_code), instance.reason_message or instance.reason_code)
+    """The agent said why it cannot launch; or it came for its launch spec, and was sent away for a secret that does not
+    resolve."""
+    if instance.reason_code is None or instance.terminal_at is not None:
+        return
+    reason, message = Reason(instance.reason_code), instance.reason_message or instance.reason_code
+    if instance.nonce is not None:
+        raise cannot_launch(reason, message)
+    failure = ImagePullFailed if reason is Reason.IMAGE_PULL_FAILED else BootstrapFailed
+    raise to_application_error(failure(message))
 
 
 def _refuse_when_stopped(job: Job, instance: Instance) -> None:

@@ -30,11 +30,11 @@ hh_say() { # a line about the boot
   hh_post progress "$1"
 }
 
-hh_fault() { # reason; the end
+hh_fault() { # reason, its kind (bootstrap_failed); the end
   local try
   printf 'headrace-agent: fault: %s\n' "$1"
   for try in 1 2 3 4 5; do
-    hh_post fault "$1" && break
+    hh_post "fault?kind=${2:-bootstrap_failed}" "$1" && break
     sleep $((try * 2))
   done
   hh_end
@@ -151,7 +151,7 @@ hh_pull() {
     ((try < 5)) && hh_say "pulling $hh_image failed, once more: $last"
     sleep $((2 ** try))
   done
-  hh_fault "the image $hh_image cannot be pulled: $last"
+  hh_fault "the image $hh_image cannot be pulled: $last" image_pull_failed
 }
 
 hh_pull_once() { # sets `last` to the engine's last line

@@ -28,7 +28,7 @@ from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAu
 from domain.masking import mask
 from domain.outcome import ExitReport
 from domain.spec import Workload
-from domain.states import EventType, Reason
+from domain.states import EventType
 from observability import count_log_bytes
 from store import launch_secrets, lifecycle
 from store.db import is_sqlite
@@ -103,7 +103,9 @@ async def progress(request: Request) -> Response:
 
 
 @router.post("/fault")
-async def fault(request: Request) -> Response:
+async def fault(
+    request: Request, kind: Literal["bootstrap_failed", "image_pull_failed"] = "bootstrap_failed"
+) -> Response:
     """The image or the host cannot run the agent: the reason goes to the attempt's row, its events and the log."""
     said = " ".join(await read_lines(request))
     services = _services(request)
@@ -113,7 +115,7 @@ async def fault(request: Request) -> Response:
         reason = mask(said, passwords)[:_FAULT_CHARACTERS] or "the agent gave no reason"
         data = {"instance_id": instance.id, "message": reason}
         if record(session, instance.job_id, EventType.AGENT_FAULT, f"fault-{instance.id}", now, data):
-            instance.reason_code, instance.reason_message = Reason.BOOTSTRAP_FAILED.value, reason
+            instance.reason_code, instance.reason_message = kind, reason
             session.add(instance)
             services.logs.append_system(session, instance.job_id, [f"agent fault: {reason}"], now)
 

@@ -50,7 +50,7 @@ class Plane:
     posts: list[tuple[str, str, str]] = field(default_factory=list)
 
     def lines(self, route: str) -> list[str]:
-        return [body for path, _, body in self.posts if path == f"/agent/v1/{route}"]
+        return [body for path, _, body in self.posts if path.partition("?")[0] == f"/agent/v1/{route}"]
 
 
 @pytest.fixture
@@ -206,6 +206,7 @@ def test_an_image_that_does_not_exist_is_told_once_and_ends_the_machine(machine:
     console = machine.boot(script_for(plane))
     reason = f"the image {IMAGE} cannot be pulled: Error response from daemon: manifest unknown"
     assert plane.lines("fault") == [reason]
+    assert plane.posts[-1][0].endswith("/fault?kind=image_pull_failed")
     assert f"headrace-agent: fault: {reason}" in console
     assert machine.read("pulls").strip() == "1"
     assert "shutdown -P +1 " in machine.read("calls")
