@@ -15,6 +15,7 @@ from activities.reconcile import ReconcileActivities
 from activities.recovery import sweep
 from domain.clock import utc_now
 from domain.states import JobState
+from providers.fake.faults import Operation
 from providers.fake.server import RunningCloud
 from store.budget_inbox import budget_workflow_id
 from store.tables import BudgetAlert, InboxRow
@@ -112,6 +113,26 @@ async def test_an_offer_that_the_budget_cannot_pay_is_never_taken(plane: Control
     assert (job["state"], job["reason"]["code"]) == ("failed", "budget_exhausted")
     assert plane.cloud is not None
     assert await plane.cloud.instances() == []
+
+
+async def test_a_create_answer_that_is_too_dear_costs_its_attempt_and_no_other_job(plane: ControlPlane) -> None:
+    assert plane.cloud is not None
+    await budget(plane, "0.50")
+    calm = await plane.fake(run_seconds=120, limits={"max_cost_usd": 0.4})
+    await plane.until_state(calm, JobState.RUNNING)
+    # Ten cents a second: its first second and its end are more than the other job's reservation leaves.
+    await plane.cloud.fault(Operation.CREATE, price_usd_hr="360")
+    dear = await plane.fake(run_seconds=120)
+
+    job = await plane.until_terminal(dear)
+    await plane.until_gone(dear)
+
+    assert (job["state"], job["reason"]["code"]) == ("failed", "max_cost_exceeded")
+    assert "or its budget" in job["reason"]["message"]
+    assert await plane.state(calm) is JobState.RUNNING
+    await plane.terminate(calm)
+    await plane.until_terminal(calm)
+    await plane.until_gone(calm)
 
 
 async def test_a_budget_that_is_cut_stops_what_runs_and_its_workflow_ends_with_the_last_one(
