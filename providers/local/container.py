@@ -4,12 +4,10 @@ import asyncio
 import weakref
 from collections.abc import Coroutine
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 
 from domain.clock import Clock, utc_now
 from domain.errors import Ambiguous, BootstrapFailed, ProviderNotFound
@@ -18,9 +16,9 @@ from providers.base import Progress, ProviderState
 from providers.local.container_flags import Setup, run_arguments
 from providers.local.container_view import LABEL_GPUS, LABEL_OWNER, seen
 from providers.local.engine import FAULT_EXIT_CODE, FAULT_PREFIX, Launch, Seen
-from providers.local.images import PrivateRepositories, must_ask, qualify
-from providers.local.process import CommandTimeout, Completed, clean_environment, run
-from providers.local.pull import pull
+from providers.local.images import must_ask, qualify
+from providers.local.place import Place
+from providers.local.process import CommandTimeout, Completed
 
 _START_TIMEOUT = 180.0
 _CALL_TIMEOUT = 60.0
@@ -35,27 +33,26 @@ class ContainerEngine:
     notice: str | None = None
     takes_image = True
 
-    def __init__(self, setup: Setup, private: PrivateRepositories, *, clock: Clock = utc_now) -> None:
+    def __init__(self, setup: Setup, place: Place, *, clock: Clock = utc_now) -> None:
+        """`clock` is that of the engine's machine."""
         self.setup = setup
         self.name = setup.name
         self.publishes_ports = setup.network != "none"
         self.enforces_disk = setup.enforces_disk
         self.takes_gpus = setup.takes_gpus
-        self._private = private
+        self._place = place
         self._clock = clock
-        self._booted_at = datetime.fromtimestamp(psutil.boot_time(), UTC)
-        # More starts at once than this make an engine slower, not faster: they wait for each other's locks.
-        self._slots = asyncio.Semaphore((psutil.cpu_count() or 1) + 2)
+        self._slots = asyncio.Semaphore(place.starts_at_once)
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._running: set[asyncio.Task[bool]] = set()
 
     async def start(self, launch: Launch, progress: Progress) -> None:
         reference = qualify(launch.image)
-        if must_ask(reference) and (launch.registry is not None or reference in self._private):
-            await pull(self.setup, reference, launch.registry, launch.directory, self._private, progress)
+        if must_ask(reference) and (launch.registry is not None or await self._place.is_private(reference)):
+            await self._place.pull(self.setup, reference, launch, progress)
         if await self._to_the_end(self._start(launch, reference)):
             return
-        await pull(self.setup, reference, launch.registry, launch.directory, self._private, progress)
+        await self._place.pull(self.setup, reference, launch, progress)
         if not await self._to_the_end(self._start(launch, reference)):
             raise BootstrapFailed(f"the image {launch.image} was pulled and is gone again; start the job once more")
 
@@ -98,7 +95,7 @@ class ContainerEngine:
     async def _start(self, launch: Launch, reference: ImageReference) -> bool:
         """Whether the container was started; False when the image is not on this machine."""
         async with self._lock(launch.name), self._slots:
-            _require(launch)
+            await self._require(launch)
             arguments = run_arguments(self.setup, launch, str(reference))
             answer = await self._call(*arguments, timeout=_START_TIMEOUT, extra=dict(launch.environment))
             if answer.returncode not in (0, _NOT_FOUND, _NOT_EXECUTABLE):
@@ -113,10 +110,14 @@ class ContainerEngine:
                     return True
             if answer.returncode != 0:
                 raise BootstrapFailed(_why_not_started(launch, answer, self.name))
-            if not launch.still_wanted():
+            if not await self._place.still_wanted(launch):
                 await self._remove(launch.name)
-            _require(launch)
+                raise _unwanted(launch)
             return True
+
+    async def _require(self, launch: Launch) -> None:
+        if not await self._place.still_wanted(launch):
+            raise _unwanted(launch)
 
     async def _remove(self, name: str) -> bool:
         patience = [] if self.setup.is_docker else ["--time=0"]
@@ -158,17 +159,17 @@ class ContainerEngine:
     def _read(self, answer: Completed) -> list[Seen]:
         try:
             items: list[dict[str, Any]] = orjson.loads(answer.stdout)
-            now = self._clock()
-            return [seen(item, now=now, booted_at=self._booted_at, knows_oom=self.setup.is_docker) for item in items]
+            now, booted_at = self._clock(), self._place.booted_at
+            return [seen(item, now=now, booted_at=booted_at, knows_oom=self.setup.is_docker) for item in items]
         except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError) as error:
             raise Ambiguous(f"{self.name} answered `inspect` with something unreadable: {error}") from error
 
     async def _call(
         self, *arguments: str, timeout: float = _CALL_TIMEOUT, extra: dict[str, str] | None = None
     ) -> Completed:
-        environment = clean_environment({**dict(self.setup.environment), **(extra or {})})
+        environment = {**dict(self.setup.environment), **(extra or {})}
         try:
-            return await run([*self.setup.argv, *arguments], environment=environment, timeout=timeout)
+            return await self._place.run([*self.setup.argv, *arguments], environment=environment, timeout=timeout)
         except (CommandTimeout, OSError) as error:
             raise Ambiguous(f"{self.name} {arguments[0]} gave no answer: {error}") from error
 
@@ -189,9 +190,8 @@ class ContainerEngine:
             task.exception()
 
 
-def _require(launch: Launch) -> None:
-    if not launch.still_wanted():
-        raise ProviderNotFound(f"{launch.attempt_id} was terminated; it is not started any more")
+def _unwanted(launch: Launch) -> ProviderNotFound:
+    return ProviderNotFound(f"{launch.attempt_id} was terminated; it is not started any more")
 
 
 def _why_not_started(launch: Launch, answer: Completed, engine: str) -> str:

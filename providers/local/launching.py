@@ -23,12 +23,12 @@ def build_launch(
     *,
     directory: Path,
     agent_directory: Path,
+    script_name: str,
     publish_address: str | None,
-    still_wanted: Callable[[], bool],
+    still_wanted: Callable[[], bool] = lambda: True,
 ) -> Launch:
-    """Also writes the agent's script into its directory. Without a `publish_address` no port is published."""
+    """`agent_directory` has the agent's script, `script_name`. Without a `publish_address` no port is published."""
     agent = spec.agent
-    script_name = install_script(agent_directory, agent.script)
     environment = {"HEADRACE_TOKEN": agent.token.get_secret_value()}
     if agent.socket:
         environment["HEADRACE_SOCKET"] = f"{AGENT_MOUNT}/{Path(agent.socket).name}"
@@ -74,7 +74,7 @@ def install_script(directory: Path, script: str) -> str:
 
     A workload that runs an older text keeps its file: bash reads a script as it goes.
     """
-    name = f"agent-v1-{hashlib.sha256(script.encode()).hexdigest()[:16]}.sh"
+    name = name_of_script(script)
     target = directory / name
     if not target.exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -86,6 +86,11 @@ def install_script(directory: Path, script: str) -> str:
     if directory.stat().st_mode & 0o777 != 0o755:
         directory.chmod(0o755)
     return name
+
+
+def name_of_script(script: str) -> str:
+    """A name made of its content."""
+    return f"agent-v1-{hashlib.sha256(script.encode()).hexdigest()[:16]}.sh"
 
 
 def _ports(spec: InstanceSpec) -> tuple[Port, ...]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import re
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import psutil
 
 from domain.clock import Clock, utc_now
-from domain.errors import NoCapacity, ProviderNotFound, ProviderRejected
+from domain.errors import NoCapacity, ProviderNotFound
 from domain.ids import AttemptId
 from domain.offers import Capabilities, Offer
 from providers.base import (
@@ -31,15 +30,15 @@ from providers.local.container import ContainerEngine
 from providers.local.container_flags import Setup
 from providers.local.engine import Engine, Launch, Seen
 from providers.local.images import PrivateRepositories
-from providers.local.launching import agent_directory, build_launch
+from providers.local.launching import agent_directory, build_launch, install_script
+from providers.local.naming import attempt_of, workload_name
 from providers.local.offers import Machine, local_offers
+from providers.local.place import Here
 from providers.local.records import Record, Records, reserved_gpus
 from providers.local.sandbox import SandboxEngine
 from providers.local.select import FIREWALL, SANDBOX, Selection, select
 
 _SLOTS_PER_CORE = 4
-_NAME_LIMIT = 37
-"""Of the owner's part: with the attempt's 26 characters a name stays a valid host name."""
 
 
 class LocalSettings(Protocol):
@@ -73,7 +72,7 @@ class LocalProvider:
         self._clock = clock
         self._root = Path(context.data_dir).resolve() / "local"
         self._records = Records(self._root)
-        self._private = PrivateRepositories(self._root / "private")
+        self._here = Here(PrivateRepositories(self._root / "private"))
         self._engines: dict[str, Engine] = {}
 
     @property
@@ -142,7 +141,7 @@ class LocalProvider:
             owner_id=self._context.owner_id,
             job_id=spec.job_id,
             org_id=spec.org_id,
-            name=_name(self._context.owner_id, spec.attempt_id),
+            name=workload_name(self._context.owner_id, spec.attempt_id),
             engine=selection.name,
             accelerator=wanted.accelerator,
             gpu_count=wanted.gpu_count,
@@ -161,13 +160,14 @@ class LocalProvider:
         if self._settings.local_network == "bridge" and isinstance(engine, ContainerEngine):
             await asyncio.to_thread(FIREWALL.ensure)
         machine = await asyncio.to_thread(self._machine, engine)
-        launch = await asyncio.to_thread(
-            build_launch,
+        directory = agent_directory(spec, self._context.data_dir)
+        launch = build_launch(
             record,
             spec,
             machine,
             directory=self._records.directory(record.attempt_id),
-            agent_directory=agent_directory(spec, self._context.data_dir),
+            agent_directory=directory,
+            script_name=await asyncio.to_thread(install_script, directory, spec.agent.script),
             publish_address=self._settings.api_host if engine.publishes_ports else None,
             still_wanted=lambda: self._records.read(record.attempt_id) is not None,
         )
@@ -186,7 +186,7 @@ class LocalProvider:
         return [view.handle for view in await self.list_owned() if view.attempt_id == attempt_id]
 
     async def get(self, handle: Handle) -> InstanceView | None:
-        attempt_id = _attempt_of(handle)
+        attempt_id = attempt_of(handle)
         seen = await self._engine_of(handle).inspect(handle.provider_id, self._records.directory(attempt_id))
         if seen is not None:
             return self._view(seen, handle)
@@ -195,13 +195,13 @@ class LocalProvider:
 
     async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
         """The tail of the agent's own output; `cursor` is a digest of what was shown, so that news shows as news."""
-        directory = self._records.directory(_attempt_of(handle))
+        directory = self._records.directory(attempt_of(handle))
         text = await self._engine_of(handle).output(handle.provider_id, directory)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return LogPage(text="" if digest == cursor else text, cursor=digest)
 
     async def terminate(self, handle: Handle) -> TerminateState:
-        attempt_id = _attempt_of(handle)
+        attempt_id = attempt_of(handle)
         # First the record: a start that is under way looks at it last.
         self._records.withdraw(attempt_id)
         if not await self._engine_of(handle).remove(handle.provider_id, self._records.directory(attempt_id)):
@@ -245,7 +245,7 @@ class LocalProvider:
             return SandboxEngine(self._root)
         selection = self._selection()
         setup = selection.setup if selection.name == name else None
-        return ContainerEngine(setup or Setup(name=name, argv=(name,)), self._private, clock=self._clock)
+        return ContainerEngine(setup or Setup(name=name, argv=(name,)), self._here, clock=self._clock)
 
     def _machine(self, engine: Engine) -> Machine:
         return Machine(
@@ -300,21 +300,3 @@ class LocalProvider:
 def _handle(engine: Engine, name: str) -> Handle:
     data = {"engine": engine.name, "notice": engine.notice}
     return Handle(provider_id=name, resource_type=engine.resource_type, region="local", data=data)
-
-
-def _name(owner_id: str, attempt_id: AttemptId) -> str:
-    """A container name and a host name: the attempt's id comes last, so that it can be read from it."""
-    owner = re.sub(r"[^a-zA-Z0-9]+", "-", owner_id).strip("-")[:_NAME_LIMIT] or "headrace"
-    return f"{owner}-{attempt_id}"
-
-
-def _attempt_of(handle: Handle) -> AttemptId:
-    """The attempt that a handle names.
-
-    Raises:
-        ProviderRejected: the handle is not one of this provider.
-    """
-    found = re.search(r"inst-[a-z2-7]{20}$", handle.provider_id)
-    if found is None:
-        raise ProviderRejected(f"{handle.provider_id!r} is not an instance of the local provider")
-    return AttemptId(found[0])

@@ -5,6 +5,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from domain.errors import ImagePullFailed
@@ -62,24 +63,33 @@ def _arguments(
 
 
 async def _watch(arguments: list[str], setup: Setup, reference: ImageReference, progress: Progress) -> tuple[int, str]:
-    """The exit code and the last line; lines go to `progress` as they come, and a word when none comes."""
+    """The exit code and the last line."""
     # Without its garbage collector podman is quicker to start, and has no bound while it unpacks gigabytes.
     environment = clean_environment({key: value for key, value in setup.environment if key != "GOGC"})
-    last, lines, started = "no message", 0, time.monotonic()
     async with stream(arguments, environment=environment) as process:
-        reading: asyncio.Task[bytes] | None = None
+        last = await follow(process.stdout.readline, reference, progress)
+        return await process.wait(), last
+
+
+async def follow(read_line: Callable[[], Awaitable[bytes]], reference: ImageReference, progress: Progress) -> str:
+    """Reports what a pull prints until its end, and that it still goes on while it prints nothing; the last line."""
+    last, lines, started = "no message", 0, time.monotonic()
+    reading: asyncio.Future[bytes] | None = None
+    try:
         while True:
-            reading = reading or asyncio.ensure_future(process.stdout.readline())
+            reading = reading or asyncio.ensure_future(read_line())
             done, _ = await asyncio.wait([reading], timeout=_QUIET_SECONDS)
             if not done:
                 await progress(f"still pulling {reference} ({time.monotonic() - started:.0f} s)")
                 continue
             raw, reading = reading.result(), None
             if not raw:
-                break
+                return last
             line = _CONTROL.sub("", raw.decode("utf-8", "replace")).strip()[:500]
             if line:
                 last, lines = line, lines + 1
                 if lines <= _MAX_LINES:
                     await progress(line)
-        return await process.wait(), last
+    finally:
+        if reading is not None:
+            reading.cancel()
