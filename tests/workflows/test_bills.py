@@ -93,11 +93,13 @@ async def cloud(clock: Clock) -> AsyncIterator[RunningCloud]:
 async def plane(
     sqlite_url: str, temporal_address: str, cloud: RunningCloud, clock: Clock
 ) -> AsyncIterator[ControlPlane]:
-    """With short waits where a loss is noticed, and long ones where a machine is held on purpose."""
+    """With short waits where a loss is noticed, and long ones where a machine is held on purpose. Lists of machines are
+    read by the test alone: one that is older than a price would take it back."""
     waits = {
         "contact_timeout_seconds": CONTACT_SECONDS,
         "provisioning_timeout_seconds": 900,
         "launch_timeout_seconds": 900,
+        "reconcile_interval_seconds": 86_400,
     }
     async with control_plane(sqlite_url, temporal_address, cloud_url=cloud.url, clock=clock, **waits) as running:
         yield running
