@@ -133,16 +133,17 @@ class GcpProvider:
         deadline = time.monotonic() + self._options.boot_seconds
         shown, shown_at = "", 0.0
         while True:
-            await self._refuse_failed(handle, what)
+            inserting = await self._is_inserting(handle, what)
             view = await self.get(handle)
-            if view is None or view.state is ProviderState.GONE:
+            if view is None and not inserting:
                 raise ProviderNotFound(f"{what}: {handle.provider_id} disappeared while it booted")
-            if view.state is ProviderState.FAILED:
+            state = ProviderState.PENDING if view is None else view.state
+            if view is not None and state is ProviderState.FAILED:
                 raise BootstrapFailed(f"{what}: {handle.provider_id} failed: {view.message}")
-            if view.state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
-                await progress(f"{handle.provider_id} is {'still ' if view.state == shown else ''}{view.state}")
-                shown, shown_at = view.state, time.monotonic()
-            if view.state not in (ProviderState.PENDING, ProviderState.STARTING):
+            if state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
+                await progress(f"{handle.provider_id} is {'still ' if state == shown else ''}{state}")
+                shown, shown_at = state, time.monotonic()
+            if view is not None and state not in (ProviderState.PENDING, ProviderState.STARTING):
                 return view.handle
             if time.monotonic() > deadline:
                 raise BootstrapFailed(
@@ -255,14 +256,14 @@ class GcpProvider:
             if operation is None:
                 return
 
-    async def _refuse_failed(self, handle: Handle, what: str) -> None:
-        """Raises what the create's operation failed with."""
-        if not handle.data.get("operation"):
-            return
-        operation = await self._operation(handle, what)
-        error = None if operation is None else error_of_operation(operation, what, ())
-        if isinstance(error, ProviderError):
+    async def _is_inserting(self, handle: Handle, what: str) -> bool:
+        """Whether the create's operation still runs; raises what it failed with."""
+        operation = await self._operation(handle, what) if handle.data.get("operation") else None
+        if operation is None:
+            return False
+        if isinstance(error := error_of_operation(operation, what, ()), ProviderError):
             raise error
+        return not is_done(operation)
 
     async def _operation(self, handle: Handle, what: str) -> Any | None:
         """The operation of the create; None once Google has forgotten it."""

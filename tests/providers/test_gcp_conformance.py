@@ -2,7 +2,7 @@
 ours, in good times and bad."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -113,6 +113,12 @@ def _hollowed(call: Call, answer: Answer) -> Answer:
 class TestGcpProvider(ProviderConformance, ProviderFaultConformance):
     __test__ = True
     pulls_image = False
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_charged_afterwards(self, gcp: GcpServer) -> Iterator[None]:
+        yield
+        assert gcp.cloud.running_charges() == []
+        assert gcp.cloud.disks == {}
 
     @pytest.fixture
     def make_provider(
