@@ -1,6 +1,7 @@
 """What the ledger holds, and what reports of usage say, against an oracle that counts unit by unit."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -12,12 +13,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, select
 
 from domain.billing import BillingModel, Stopped
+from domain.ledger import day_of
 from domain.limits import accrued
 from domain.money import PricingModel, cents, cents_of
 from domain.states import InstanceState, JobState, Reason
 from store import attempts, ledger, usage
 from store.db import Database
-from store.tables import Instance, Job, LedgerEntry, PriceRecord
+from store.tables import BilledDay, Instance, Job, LedgerEntry, PriceRecord
 from store.usage import Scope, Window
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
@@ -295,6 +297,8 @@ def test_reports_of_random_histories_are_what_the_oracle_counts(site: Site) -> N
         else:
             site.close_days()
         site.clock.advance(seconds=rng.choice([1, 59.5, 600, 3600, 9000]), microseconds=rng.randrange(10**6))
+    kept, given = _derived(site)
+    assert kept == given
     now = minute(site.clock())
     whole = minute(start) + timedelta(minutes=1)
     moments = [whole + rng.random() * (now - whole) for _ in range(12)]
@@ -374,3 +378,33 @@ def test_the_state_of_an_instance_is_no_matter_of_the_ledger(site: Site) -> None
     site.factory.instance(site.factory.job(JobState.ALLOCATING), InstanceState.REQUESTED)
     site.clock.advance(600)
     assert site.report(minute(site.clock()) - timedelta(hours=1), minute(site.clock())).total == 0
+
+
+def _derived(site: Site) -> tuple[dict[Any, int], dict[Any, int]]:
+    """The days' sums as they are kept, and as the entries give them."""
+
+    def read(session: Session) -> tuple[list[BilledDay], list[LedgerEntry]]:
+        return list(session.exec(select(BilledDay)).all()), list(session.exec(select(LedgerEntry)).all())
+
+    days, entries = site.database.run_read(read)
+    kept = {(d.project_id, d.day): ledger.attos_of(d.whole, d.nano, d.atto) for d in days}
+    given: dict[Any, int] = {}
+    for e in entries:
+        key = (e.project_id, day_of(e.begins_at))
+        given[key] = given.get(key, 0) + ledger.attos_of(e.whole, e.nano, e.atto)
+    return kept, given
+
+
+def test_many_that_end_at_once_are_each_added_to_the_days_once(site: Site) -> None:
+    """Attempts of one project over three days, while housekeeping closes those days."""
+    site.clock.set(datetime(2026, 3, 30, 20, tzinfo=UTC))
+    rented = [site.rent(f"{number + 1}.123456789012345678") for number in range(12)]
+    site.clock.advance(days=2)
+    with ThreadPoolExecutor(8) as pool:
+        closing = [pool.submit(site.close_days) for _ in range(2)]
+        for done in [*pool.map(site.gone, rented), *(future.result() for future in closing)]:
+            assert done is not None
+    kept, given = _derived(site)
+    assert kept == given
+    assert len(given) == 3
+    assert sum(e.units for e in site.entries()) == 12 * 2 * 1440
