@@ -26,6 +26,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     errors.install(app)
     app.include_router(compute.router)
+    app.include_router(compute.cloud_router)
     app.include_router(admin.router)
     app.include_router(health.router)
     app.include_router(codec.router)

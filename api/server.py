@@ -19,6 +19,7 @@ from api.agent import create_agent_app
 from api.agent.contacts import Contacts
 from api.agent.orders import OrderBoard
 from api.app import create_app
+from api.connection_expiry import wipe_unverified
 from api.connections import AgentProtocol, BoundedProtocol
 from api.dispatcher import Dispatcher
 from api.services import Services
@@ -83,6 +84,7 @@ def duties(services: Services) -> list[Coroutine[Any, Any, None]]:
         Contacts(services, dispatcher.heartbeat).run(),
         services.logs.run_upkeep(),
         WebhookSender(services).run(),
+        wipe_unverified(services),
         services.key_use.run(services.db),
     ]
 

@@ -34,6 +34,7 @@ from store import budget_draws, offers
 from store.access import Principal
 from store.budget_draws import Account, least_cost_of
 from store.budget_inbox import budgets_changed
+from store.connections import reach_of_job
 from store.db import insert_once, is_sqlite
 from store.tables import ApiKey, Budget, BudgetAlert, BudgetReservation, Job, Organization, Project
 
@@ -221,7 +222,7 @@ def reserve(
         return
     free, tightest = min(((_free(account, now), account) for account in accounts), key=lambda pair: pair[0])
     wanted = JobSpec.model_validate(spec)
-    least = _dearest_least_cost(session, wanted, now)
+    least = _dearest_least_cost(session, principal.org_id, project_id, wanted, now)
     ceiling = wanted.limits.max_cost_usd
     reserved = max(least, free if ceiling is None else min(attos_for(ceiling), free))
     if free <= 0 or reserved > free:
@@ -264,9 +265,10 @@ def _free(account: Account, now: datetime) -> int:
     return attos_within(account.budget.amount_usd) - held(account.draws, account.window, now, account.settled)
 
 
-def _dearest_least_cost(session: Session, spec: JobSpec, now: datetime) -> int:
+def _dearest_least_cost(session: Session, org_id: str, project_id: str, spec: JobSpec, now: datetime) -> int:
     """In attos; 0 while no offer is known that the job might get."""
-    market = offers.market(session, spec.compute.accelerator, spec.compute.gpu_count, now, _ANY_AGE)
+    reach = reach_of_job(session, org_id, project_id)
+    market = offers.market(session, reach, spec.compute.accelerator, spec.compute.gpu_count, now, _ANY_AGE)
     eligible = menu(spec, market.offers, market.capabilities, unreadable=market.unreadable).offers
     count = spec.compute.instance_count or 1
     return max((least_cost_of(offer) * count for offer in eligible), default=0)

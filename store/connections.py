@@ -19,10 +19,12 @@ from sqlmodel import Session, col, select
 from domain.backends import Backend, Values
 from domain.errors import Conflict, NotFound
 from domain.ids import new_id
+from domain.roles import Role
 from store import inbox, offers
+from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
 from store.lifecycle import request_termination
-from store.tables import Connection, Instance, Job, OrphanSighting, PriceRecord
+from store.tables import Connection, Instance, Job, OrphanSighting, PriceRecord, Project
 from store.vault import Vault
 
 TOPIC = "connections"
@@ -64,8 +66,8 @@ class Reach:
     stored: frozenset[str] | None
     """None: all."""
 
-    def __contains__(self, connection_id: str) -> bool:
-        return self.stored is None or not is_stored(connection_id) or connection_id in self.stored
+    def __contains__(self, connection_id: object) -> bool:
+        return self.stored is None or not is_stored(str(connection_id)) or connection_id in self.stored
 
 
 EVERYTHING = Reach(None)
@@ -125,6 +127,19 @@ def reach_of_org(session: Session, org_id: str) -> Reach:
         Connection.state == ConnectionState.CONNECTED,
     )
     return Reach(frozenset(session.exec(query).all()))
+
+
+def reach_of_principal(session: Session, principal: Principal) -> Reach:
+    """Those of the jobs that this key creates where it names no project."""
+    if principal.project_id is not None:
+        return reach_of_job(session, principal.org_id, principal.project_id)
+    default = select(Project.id).where(Project.org_id == principal.org_id, Project.name == DEFAULT_PROJECT)
+    return reach_of_job(session, principal.org_id, session.exec(default).first() or "")
+
+
+def reach_of_lists(session: Session, principal: Principal) -> Reach:
+    """Those that an administrator is shown."""
+    return EVERYTHING if principal.role is Role.CLUSTER_ADMIN else reach_of_org(session, principal.org_id)
 
 
 def may_still_use(session: Session, connection_id: str) -> bool:

@@ -4,7 +4,7 @@ Whoever reads offers here takes those of `usable` connections only: neither bloc
 long ago.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -137,9 +137,10 @@ def _digest(offer: Mapping[str, Any]) -> str:
 # Health ---------------------------------------------------------------------------------------------------------------
 
 
-def health(session: Session) -> list[ConnectionHealth]:
-    """Of every connection that was heard of, in order."""
-    return list(session.exec(select(ConnectionHealth).order_by(col(ConnectionHealth.connection_id))).all())
+def health(session: Session, within: Container[str] | None = None) -> list[ConnectionHealth]:
+    """Of every connection that was heard of, in order; of those `within` only where it is given."""
+    found = session.exec(select(ConnectionHealth).order_by(col(ConnectionHealth.connection_id))).all()
+    return [row for row in found if within is None or row.connection_id in within]
 
 
 def providers(session: Session) -> frozenset[str]:
@@ -161,9 +162,12 @@ def is_usable(connection: ConnectionHealth, now: datetime, valid_for: timedelta)
 # Offers ---------------------------------------------------------------------------------------------------------------
 
 
-def market(session: Session, accelerator: str, gpu_count: int, now: datetime, valid_for: timedelta) -> Market:
-    """What the usable connections have of this hardware, what each provider can do, and which ones cannot be read."""
-    connections = health(session)
+def market(
+    session: Session, within: Container[str], accelerator: str, gpu_count: int, now: datetime, valid_for: timedelta
+) -> Market:
+    """What the usable connections `within` reach have of this hardware, what each provider can do, and which ones
+    cannot be read."""
+    connections = health(session, within)
     usable = [row for row in connections if is_usable(row, now, valid_for)]
     capabilities = {row.provider: Capabilities.model_validate(row.capabilities) for row in usable}
     return Market(

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from api.compute import (
     accelerators,
+    backends,
     budgets,
     history,
     jobs,
@@ -37,3 +38,7 @@ for part in (
     not_implemented,
 ):
     router.include_router(part.router)
+
+cloud_router = APIRouter(prefix="/api/compute/cloud")
+"""What the console's page of that path shows."""
+cloud_router.include_router(backends.router)

@@ -12,7 +12,7 @@ from api.compute.documentation import errors
 from api.compute.schemas import OFFER_CAPABILITIES, OfferList
 from api.encoding import json_response, number
 from api.pagination import CursorParameter, Traversal, page
-from store import offers
+from store import connections, offers
 from store.tables import ConnectionHealth
 
 router = APIRouter(prefix="/catalog/offers", tags=["Catalog"])
@@ -22,7 +22,7 @@ _Name = Annotated[str | None, Query(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*
 
 @router.get("", summary="List compute offers", response_model=OfferList, responses=errors(400, 403, 422))
 async def list_compute_offers(
-    _principal: ProviderReader,
+    principal: ProviderReader,
     _on_behalf_of: OnBehalfOf,
     services: ServicesOf,
     accelerator: _Name = None,
@@ -51,19 +51,19 @@ async def list_compute_offers(
     def read(session: Session) -> tuple[dict[str, ConnectionHealth], list[tuple[str, dict[str, Any]]], int]:
         usable = {
             row.connection_id: row
-            for row in offers.health(session)
+            for row in offers.health(session, connections.reach_of_lists(session, principal))
             if offers.is_usable(row, now, valid_for) and provider in (None, row.provider)
         }
         found = offers.page(session, usable, filters, after=after, limit=limit + 1)
         return usable, found, offers.count(session, usable, filters)
 
-    connections, found, total = await services.db.read(read)
+    listed, found, total = await services.db.read(read)
     shown = found[:limit]
     next_cursor = None
     if len(found) > limit:
         last_connection, last = shown[-1]
         next_cursor = traversal.cursor([last_connection, last["id"]])
-    return json_response(page([_render(connections[id_], offer) for id_, offer in shown], next_cursor, total))
+    return json_response(page([_render(listed[id_], offer) for id_, offer in shown], next_cursor, total))
 
 
 def _render(connection: ConnectionHealth, offer: dict[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from sqlmodel import Session
 
 from api.auth import OnBehalfOf, ProviderReader, ServicesOf
 from api.compute.documentation import errors
 from api.compute.schemas import ProviderHealthList
 from api.encoding import json_response, timestamp
 from api.pagination import CursorParameter, Traversal, page
-from store import offers
+from store import connections, offers
 from store.tables import ConnectionHealth
 
 router = APIRouter(prefix="/catalog/providers", tags=["Catalog"])
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/catalog/providers", tags=["Catalog"])
 
 @router.get("", summary="List compute providers", response_model=ProviderHealthList, responses=errors(400, 403, 422))
 async def list_compute_providers(
-    _principal: ProviderReader,
+    principal: ProviderReader,
     _on_behalf_of: OnBehalfOf,
     services: ServicesOf,
     cursor: CursorParameter = None,
@@ -28,7 +29,11 @@ async def list_compute_providers(
     and the offers of the one before still count. Neither: nothing is rented from it now, and `error` says why."""
     traversal = Traversal(services.vault, "providers")
     after = traversal.position(cursor)
-    found = [row for row in await services.db.read(offers.health) if row.last_poll_at is not None]
+
+    def read(session: Session) -> list[ConnectionHealth]:
+        return offers.health(session, connections.reach_of_lists(session, principal))
+
+    found = [row for row in await services.db.read(read) if row.last_poll_at is not None]
     left = [row for row in found if after is None or row.connection_id > after]
     next_cursor = traversal.cursor(left[limit - 1].connection_id) if len(left) > limit else None
     now, valid_for = services.clock(), timedelta(seconds=services.settings.offers_valid_seconds)

@@ -19,7 +19,7 @@ from api.compute.schemas import Quote
 from api.encoding import json_response, number
 from domain import images, spec
 from domain.placement import Menu, menu
-from store import offers, tenants
+from store import connections, offers, tenants
 
 router = APIRouter(prefix="/catalog/quotes", tags=["Catalog"])
 
@@ -45,7 +45,8 @@ async def create_compute_quote(
 
     def read(session: Session) -> tuple[Menu, datetime | None]:
         tenants.require_enabled_in(session, principal.org_id)
-        market = offers.market(session, asked.compute.accelerator, asked.compute.gpu_count, now, valid_for)
+        reach = connections.reach_of_principal(session, principal)
+        market = offers.market(session, reach, asked.compute.accelerator, asked.compute.gpu_count, now, valid_for)
         found = menu(asked, market.offers, market.capabilities, reserved=market.reserved, unreadable=market.unreadable)
         return found, market.observed_at
 

@@ -15,6 +15,7 @@ from domain.spec import ComputeRequest, Interconnect, JobSpec, Placement, Placem
 from domain.states import JobState
 from store import attempts, offers
 from store.attempts import OfferTaken
+from store.connections import EVERYTHING
 from store.db import Database
 from store.offers import Snapshot
 from store.tables import Instance, Job
@@ -41,7 +42,7 @@ def test_a_snapshot_takes_the_place_of_the_older_one_and_writes_what_changed(
     later[0] = later[0].model_copy(update={"price_usd_hr": Decimal("9")})
     assert replaced(database, later, clock()) == 2
 
-    market = database.run_read(lambda s: offers.market(s, "cpu-general", 0, clock(), VALID))
+    market = database.run_read(lambda s: offers.market(s, EVERYTHING, "cpu-general", 0, clock(), VALID))
     assert sorted(market.offers, key=lambda o: int(o.id)) == later
     assert market.observed_at == clock()
     clock.advance(60)
@@ -66,7 +67,7 @@ def test_offers_count_until_they_are_too_old_and_not_while_their_account_is_refu
     replaced(database, [factory.offer(connection_id="c", provider="aws")], clock())
 
     def known() -> tuple[int, dict[str, str]]:
-        market = database.run_read(lambda s: offers.market(s, "cpu-general", 0, clock(), VALID))
+        market = database.run_read(lambda s: offers.market(s, EVERYTHING, "cpu-general", 0, clock(), VALID))
         return len(market.offers), market.unreadable
 
     clock.advance(VALID.total_seconds())
@@ -232,7 +233,9 @@ def test_the_menu_over_the_cache_is_the_menu_over_the_live_offers(
     # A live list may be narrowed by the provider, as the cache's is.
     live = [o for o in found if (o.accelerator, o.gpu_count) == (compute.accelerator, compute.gpu_count)]
 
-    market = sqlite_database.run_read(lambda s: offers.market(s, compute.accelerator, compute.gpu_count, NOW, VALID))
+    market = sqlite_database.run_read(
+        lambda s: offers.market(s, EVERYTHING, compute.accelerator, compute.gpu_count, NOW, VALID)
+    )
 
     assert market.unreadable == {}
     assert menu(spec, market.offers, market.capabilities, reserved=reserved) == menu(
