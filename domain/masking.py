@@ -2,7 +2,11 @@
 
 import base64
 import json
+import re
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
@@ -13,7 +17,17 @@ MIN_MASKED_CHARACTERS = 6
 _SHORTEST_ENCODED = 6
 # What the tools that encode break their lines at: base64(1) and PEM.
 _LINE_LENGTHS = (76, 64)
+_HEX_LINE_LENGTH = 60
+"""xxd(1)'s."""
 _LONGEST_WRAPPED = 8192
+
+_BEGINNING = MIN_MASKED_CHARACTERS
+"""Bytes by which a form is looked for: every form in output has as many."""
+# So many beginnings a regular expression looks for faster than a search at each byte.
+_FEW = 64
+# Of forms that begin with each other: more of them would be tried one by one wherever they might stand.
+_MOST_NESTED = 16
+_FORM_OVERHEAD = 200
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
@@ -25,49 +39,66 @@ def mask(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The forms that share their first bytes, sorted, and the length of the longest."""
+
+    forms: tuple[bytes, ...]
+    longest: int
+
+
 class StreamMask:
     """Masks a stream of bytes that comes in chunks: the result does not depend on where they were cut.
 
-    Best effort: it knows the values, their base64 at any alignment, and how JSON, URLs and hex write them.
+    Best effort: it knows the values, their base64 at any alignment, and how JSON, URLs and hex write them. What a chunk
+    takes hardly depends on how many forms there are: whoever has a secret of thousands of lines stores no log slower.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form.encode() for secret in secrets for form in _line_forms(secret)}
-        # The longest first: of two forms that begin at one place the longer is the secret.
-        self._forms = sorted(forms, key=lambda form: (-len(form), form))
-        self.size = sum(map(len, self._forms))
+        # What a form begins with that is a form itself, which is tried when the longer one does not fit.
+        self._shorter: dict[bytes, bytes | None] = {}
+        grouped: dict[bytes, list[bytes]] = defaultdict(list)
+        chain: list[bytes] = []
+        for form in sorted({form.encode() for secret in secrets for form in _line_forms(secret)}):
+            while chain and not form.startswith(chain[-1]):
+                chain.pop()
+            if len(chain) < _MOST_NESTED:
+                self._shorter[form] = chain[-1] if chain else None
+                grouped[form[:_BEGINNING]].append(form)
+                chain.append(form)
+        self._groups = {name: _Group(tuple(forms), max(map(len, forms))) for name, forms in grouped.items()}
+        self._shortest_beginnings = {name[:length] for name in self._groups for length in range(1, _BEGINNING)}
+        self._few = re.compile(b"|".join(map(re.escape, self._groups))) if len(self._groups) <= _FEW else None
+        self.size = sum(len(form) + _FORM_OVERHEAD for form in self._shorter)
         """Bytes that it holds, for whoever keeps several."""
 
     def __bool__(self) -> bool:
-        return bool(self._forms)
+        return bool(self._groups)
 
     def __repr__(self) -> str:
-        return f"StreamMask({len(self._forms)} forms)"
+        return f"StreamMask({len(self._shorter)} forms)"
 
     def feed(self, data: bytes, *, ends: bool = False) -> tuple[bytes, bytes]:
         """The masked beginning of `data`, and its end that may be the beginning of a secret: to be put before what
         comes next. That end has no line feed, so every whole line is out; it is empty when the stream `ends`."""
-        next_at = {form: at for form in self._forms if (at := data.find(form)) >= 0}
-        beginnings = [] if ends else self._beginnings(data)
-        if not next_at:
-            held = beginnings[0] if beginnings else len(data)
-            return data[:held], data[held:]
+        if not self._groups:
+            return data, b""
         parts: list[bytes] = []
-        position = 0
-        while next_at:
-            form = min(next_at, key=lambda form: (next_at[form], -len(form)))
-            at = next_at[form]
-            # A longer secret that begins here, or before, may still be coming.
-            if any(position <= beginning <= at for beginning in beginnings):
+        position = at = 0
+        while (at := self._candidate(data, at)) >= 0:
+            # Of two secrets that begin here the longer one may still be coming.
+            if not ends and self._may_go_on(data, at):
                 break
+            form = self._form_at(data, at)
+            if form is None:
+                at += 1
+                continue
             parts += (data[position:at], MASK.encode())
-            position = at + len(form)
-            for other in [f for f, found in next_at.items() if found < position]:
-                if (found := data.find(other, position)) < 0:
-                    del next_at[other]
-                else:
-                    next_at[other] = found
-        held = next((b for b in beginnings if b >= position), len(data))
+            position = at = at + len(form)
+        held = at
+        if held < 0:
+            last = range(max(position, len(data) - _BEGINNING + 1), len(data))
+            held = next((i for i in last if not ends and data[i:] in self._shortest_beginnings), len(data))
         return b"".join([*parts, data[position:held]]), data[held:]
 
     def mask(self, text: str) -> str:
@@ -75,17 +106,32 @@ class StreamMask:
         masked, _ = self.feed(text.encode("utf-8", "surrogatepass"), ends=True)
         return masked.decode("utf-8", "replace")
 
-    def _beginnings(self, data: bytes) -> list[int]:
-        """Where the rest of `data` is the beginning of a secret, in order."""
-        found: set[int] = set()
-        for form in self._forms:
-            at = data.find(form[:1], max(0, len(data) - len(form) + 1))
-            while at >= 0:
-                # The cheap comparison first: a value may be long, and begin with what everything has.
-                if form.startswith(data[at : at + 8]) and form.startswith(data[at:]):
-                    found.add(at)
-                at = data.find(form[:1], at + 1)
-        return sorted(found)
+    def _candidate(self, data: bytes, start: int) -> int:
+        """The first place from `start` on with the first bytes of a form; -1 when there is none."""
+        if self._few is not None:
+            found = self._few.search(data, start)
+            return -1 if found is None else found.start()
+        places = range(start, len(data) - _BEGINNING + 1)
+        return next((at for at in places if data[at : at + _BEGINNING] in self._groups), -1)
+
+    def _may_go_on(self, data: bytes, at: int) -> bool:
+        """Whether all that follows is the beginning of a form that is longer."""
+        group = self._groups[data[at : at + _BEGINNING]]
+        if len(data) - at >= group.longest:
+            return False
+        rest = data[at:]
+        following = bisect_right(group.forms, rest)
+        return following < len(group.forms) and group.forms[following].startswith(rest)
+
+    def _form_at(self, data: bytes, at: int) -> bytes | None:
+        """The longest form that stands there."""
+        group = self._groups[data[at : at + _BEGINNING]]
+        # It is the last one that sorts before what stands there, or one with which that begins.
+        before = bisect_right(group.forms, data[at : at + group.longest]) - 1
+        form = group.forms[before] if before >= 0 else None
+        while form is not None and not data.startswith(form, at):
+            form = self._shorter[form]
+        return form
 
 
 def _line_forms(secret: str) -> set[str]:
@@ -95,11 +141,18 @@ def _line_forms(secret: str) -> set[str]:
         forms |= {form for form in _forms(secret) if "\n" not in form and "\r" not in form}
         encoded = base64.b64encode(secret.encode()).decode()
         for length in _LINE_LENGTHS:
-            if length < len(encoded) <= _LONGEST_WRAPPED:
-                forms |= {encoded[at : at + length] for at in range(0, len(encoded), length)}
+            forms |= _wrapped(encoded, length)
+        forms |= _wrapped(secret.encode().hex(), _HEX_LINE_LENGTH)
     for line in secret.splitlines():
         forms |= {line, line.strip()}
     return {form for form in forms if len(form) >= MIN_MASKED_CHARACTERS}
+
+
+def _wrapped(encoded: str, length: int) -> set[str]:
+    """The lines of a text that a tool breaks at `length`; none where it is one line."""
+    if not length < len(encoded) <= _LONGEST_WRAPPED:
+        return set()
+    return {encoded[at : at + length] for at in range(0, len(encoded), length)}
 
 
 def _forms(secret: str) -> set[str]:

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import time
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
@@ -118,6 +119,28 @@ class TestStreams:
         wrapped = "\n".join(encoded[at : at + line_length] for at in range(0, len(encoded), line_length))
         shown, _ = StreamMask([secret]).feed(f"{wrapped}\n".encode())
         assert set(shown.split(b"\n")) == {b"***", b""}
+
+    def test_hex_that_xxd_has_wrapped_is_masked(self) -> None:
+        encoded = SECRET.encode().hex() * 4
+        wrapped = "\n".join(encoded[at : at + 60] for at in range(0, len(encoded), 60))
+        shown, _ = StreamMask([SECRET * 4]).feed(f"{wrapped}\n".encode())
+        assert set(shown.split(b"\n")) == {b"***", b""}
+
+    def test_secrets_of_many_lines_hold_up_no_log(self) -> None:
+        lines = [f"{number:07}" for number in range(20_000)]
+        mask = StreamMask(["\n".join(lines)])
+        began = time.process_time()
+        shown, _ = mask.feed("\n".join([*lines, ""]).encode())
+        # To look for each line by itself would take half a minute.
+        assert time.process_time() - began < 3
+        assert shown == b"***\n" * len(lines)
+
+    def test_lines_that_begin_with_each_other_hold_up_no_log(self) -> None:
+        mask = StreamMask(["\n".join("a" * length for length in range(6, 1400))])
+        began = time.process_time()
+        shown, held = mask.feed(b"a" * 65_536)
+        assert time.process_time() - began < 3
+        assert len(shown) + len(held) < 65_536
 
     def test_a_whole_text_is_masked_to_its_last_character(self) -> None:
         mask = StreamMask(["abcdef", "abcdefghij-longer"])
