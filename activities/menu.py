@@ -73,6 +73,9 @@ class MenuReader:
                 unreadable[provider.name] = f"its offers could not be read ({answer.kind}): {answer.message}"
             else:
                 offers += answer
+        if (out_of_reach.reach.stored or frozenset()) - self._context.providers.by_connection.keys():
+            # Connected a moment ago: it may have what is wanted as soon as this process has heard of it.
+            failures.append(Ambiguous("a connection is about to be loaded"))
         readable -= unreadable.keys() - {offer.provider for offer in offers}
         capabilities = {p.name: p.capabilities for p in usable.values() if p.name in readable}
         chosen = menu(
