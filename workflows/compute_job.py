@@ -1,7 +1,7 @@
 """`ComputeJob`: one job from its first allocation to its terminal state. Workflow id = job id.
 
 Owns: the order of the phases, the limits' timers, and that every attempt gets a `Deallocation` on every way out.
-Accepts: signals `terminate`, `price_changed`, `deletion_accepted`; query `status`.
+Accepts: signals `terminate`, `price_changed`, `capacity_freed`, `deletion_accepted`; query `status`.
 Leaks: none by itself; attempts are rows before they are machines, and whatever ends a run, the next claim, `Recover` or
 `Reconcile` starts the deletion of each row that is not confirmed absent.
 """
@@ -9,32 +9,26 @@ Leaks: none by itself; attempts are rows before they are machines, and whatever 
 import asyncio
 import contextlib
 from datetime import datetime, timedelta
-from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, SearchAttributeKey, WorkflowIDReusePolicy
+from temporalio.common import RetryPolicy, SearchAttributeKey
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
     FailureError,
-    WorkflowAlreadyStartedError,
     is_cancelled_exception,
 )
-from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
     from domain.states import JobState, Reason
     from workflows.contract import (
         COMPUTE_JOB,
-        DEALLOCATION,
         AllocateInput,
         Allocation,
         AllocationOutcome,
         AttemptInput,
         Claim,
         Deadline,
-        Deallocated,
-        DeallocationInput,
         DrainInput,
         FailAttemptInput,
         FailureType,
@@ -47,8 +41,9 @@ with workflow.unsafe.imports_passed_through():
         StreamResult,
         TerminateSignal,
         TerminationInput,
-        deallocation_id,
     )
+    from workflows.deletions import Deletions
+    from workflows.endings import ExitCameFirst, JobFailed, RowsDecide, for_good, is_fenced
 
 STATE_ATTRIBUTE = SearchAttributeKey.for_keyword("HeadraceState")
 
@@ -58,32 +53,8 @@ _LOCAL = timedelta(seconds=5)
 _FOREVER = timedelta(days=3650)
 _DATABASE_RETRY = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10))
 _PROVIDER_RETRY = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30))
-# Failures that other hardware would not heal.
-_REASONS_FOR_GOOD = {
-    FailureType.IMAGE_PULL_FAILED.value: Reason.IMAGE_PULL_FAILED,
-    FailureType.BOOTSTRAP_FAILED.value: Reason.BOOTSTRAP_FAILED,
-    FailureType.SECRET_EXPIRED.value: Reason.SECRET_EXPIRED,
-}
 _CAPACITY_PAUSE_SECONDS = (2, 5, 10, 20, 40, 60)
 _LAST_PAUSE = len(_CAPACITY_PAUSE_SECONDS) - 1
-
-
-class _JobFailed(Exception):
-    """The job ends as failed, for this reason."""
-
-    def __init__(self, reason: Reason, message: str, details: dict[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.details = details
-
-
-class _ExitCameFirst(Exception):
-    """The attempt that was to be given up has exited: that has sealed the job's outcome."""
-
-
-class _RowsDecide(Exception):
-    """The job's row has moved on without this run, by a termination or by an exit: it tells how the job ends."""
 
 
 @workflow.defn(name=COMPUTE_JOB)
@@ -101,13 +72,12 @@ class ComputeJob:
         self._capacity_until: datetime | None = None
         self._deadline: Deadline | None = None
         self._on_this_machine = False
-        self._deletions_accepted: set[str] = set()
-        self._deletions_started: list[str] = []
+        self._deletions = Deletions()
         self._stopping: str | None = None
         self._cut_drain = False
         self._repriced = False
         self._capacity_freed = False
-        self._last_failure: _JobFailed | None = None
+        self._last_failure: JobFailed | None = None
         self._life_is_over = False
 
     # Messages ------------------------------------------------------------------------------------------------------
@@ -123,7 +93,7 @@ class ComputeJob:
     @workflow.signal
     def deletion_accepted(self, attempt_id: str) -> None:
         """From `Deallocation`: the provider accepted the delete call of the attempt, whose end is awaited on."""
-        self._deletions_accepted.add(attempt_id)
+        self._deletions.accepted.add(attempt_id)
 
     @workflow.signal
     def price_changed(self) -> None:
@@ -145,7 +115,7 @@ class ComputeJob:
             deadline=self._deadline,
             capacity_until=self._capacity_until,
             stopping=self._stopping,
-            open_deletions=[a for a in self._deletions_started if a not in self._deletions_accepted],
+            open_deletions=self._deletions.open,
         )
 
     # Run -----------------------------------------------------------------------------------------------------------
@@ -157,7 +127,7 @@ class ComputeJob:
             claim = await self._claim()
             if claim.state.terminal:
                 # A reset run of a finished job: its outcome stands; only its machines are looked after.
-                await self._delete(claim.open_attempts, drain_seconds=0)
+                await self._delete(claim.open_attempts)
                 return claim.state
             if claim.state is JobState.TERMINATING:
                 self._stopping = "termination requested"
@@ -166,7 +136,7 @@ class ComputeJob:
             except FailureError as error:
                 # Reset to a moment after its claim, while another run claimed the job since: this run is the one that
                 # lives now, so it claims the job anew and goes by the rows.
-                if not _fenced(error):
+                if not is_fenced(error):
                     raise
         raise ApplicationError(f"{job.job_id} is claimed by other runs again and again", type=FailureType.FENCED)
 
@@ -294,14 +264,14 @@ class ComputeJob:
                 if result.outcome is StreamOutcome.EXITED:
                     return await self._finalize(self._attempt_id, result.drained)
                 await self._lose_attempt(result)
-        except _ExitCameFirst:
+        except ExitCameFirst:
             assert self._attempt_id is not None
             return await self._finalize(self._attempt_id, drained=False)
-        except _JobFailed as failure:
+        except JobFailed as failure:
             return SettleInput(
                 self._job_id, self._token, reason=failure.reason, message=failure.message, details=failure.details
             )
-        except _RowsDecide:
+        except RowsDecide:
             return None
 
     def _go_on(self) -> None:
@@ -336,18 +306,18 @@ class ComputeJob:
                 assert allocation.attempt_id is not None
                 assert allocation.offer_ref is not None
                 self._rejected += (allocation.offer_ref,)
-                self._last_failure = _JobFailed(Reason.MAX_COST_EXCEEDED, allocation.message or "too dear")
-                await self._delete((allocation.attempt_id,), drain_seconds=0)
+                self._last_failure = JobFailed(Reason.MAX_COST_EXCEEDED, allocation.message or "too dear")
+                await self._delete((allocation.attempt_id,))
                 continue
             if allocation.outcome is AllocationOutcome.STOPPED:
-                raise _RowsDecide
+                raise RowsDecide
             assert self._capacity_until is not None
             out_of_time = workflow.now() >= self._capacity_until
             if allocation.outcome is AllocationOutcome.IMPOSSIBLE and self._last_failure is not None:
                 # Every offer was tried: the job fails for what went wrong on the last one.
                 raise self._last_failure
             if allocation.outcome is AllocationOutcome.IMPOSSIBLE or out_of_time:
-                raise _JobFailed(
+                raise JobFailed(
                     allocation.reason or Reason.CAPACITY_UNAVAILABLE,
                     allocation.message or "no capacity was found",
                     allocation.details,
@@ -374,7 +344,7 @@ class ComputeJob:
                 retry_policy=_PROVIDER_RETRY,
             )
         except ActivityError as error:
-            raise _for_good(error) or error from None
+            raise for_good(error) or error from None
         return result
 
     async def _provision(self) -> bool:
@@ -404,11 +374,11 @@ class ComputeJob:
         cause = error.cause
         kind = cause.type if isinstance(cause, ApplicationError) else None
         message = cause.message if isinstance(cause, ApplicationError) else str(cause)
-        if _fenced(error):
+        if is_fenced(error):
             raise error
         if kind == FailureType.STOPPED:
-            raise _RowsDecide
-        failure = _for_good(error)
+            raise RowsDecide
+        failure = for_good(error)
         if failure is not None:
             raise failure
         if kind == FailureType.INSTANCE_GONE:
@@ -444,7 +414,7 @@ class ComputeJob:
         preempted = result.outcome is StreamOutcome.PREEMPTED
         reason = Reason.PREEMPTED if preempted else Reason.INSTANCE_LOST
         if (self._preemptions if preempted else self._losses) >= self._policy.retries_on_loss:
-            raise _JobFailed(reason, result.message)
+            raise JobFailed(reason, result.message)
         if preempted:
             self._preemptions += 1
         else:
@@ -456,7 +426,7 @@ class ComputeJob:
         """Gives up the current attempt and its hardware; the job goes on with the next offer, or fails.
 
         Raises:
-            _ExitCameFirst: the attempt is not given up.
+            ExitCameFirst: the attempt is not given up.
         """
         self._go_on()
         assert self._attempt_id is not None
@@ -470,14 +440,14 @@ class ComputeJob:
             retry_policy=_DATABASE_RETRY,
         )
         if offer_ref is None:
-            raise _ExitCameFirst
-        self._last_failure = _JobFailed(reason, message)
+            raise ExitCameFirst
+        self._last_failure = JobFailed(reason, message)
         if exhausted:
             raise self._last_failure
         if counts:
             self._rejected += (offer_ref,)
         # The limits keep their moment until the next allocation recomputes it: the old attempt's spend still counts.
-        await self._delete((self._attempt_id,), drain_seconds=0)
+        await self._delete((self._attempt_id,))
 
     async def _finalize(self, attempt: str, drained: bool) -> SettleInput:
         """The exit sealed the outcome: wait for the last bytes of the log, within a grace that a terminate cuts."""
@@ -507,11 +477,11 @@ class ComputeJob:
         drain = self._policy.terminate_drain if killed else 0.0
         open_attempts = await self._open_attempts(claim)
         if self._on_this_machine and not killed:
-            await self._delete_at_once(open_attempts)
+            await self._deletions.try_at_once(self._job_id, open_attempts, self._policy)
         await self._delete(open_attempts, drain)
         try:
             await workflow.wait_condition(
-                lambda: self._deletions_accepted.issuperset(open_attempts),
+                lambda: self._deletions.accepted.issuperset(open_attempts),
                 timeout=timedelta(seconds=self._policy.delete_accept + drain),
                 timeout_summary="first delete call",
             )
@@ -528,7 +498,7 @@ class ComputeJob:
     async def _open_attempts(self, claim: Claim) -> tuple[str, ...]:
         """What must be deleted. In the common case the run knows its attempts; where a create may still be under way
         (a cancelled allocation), or the run took over from another, the rows tell."""
-        if self._attempts == 1 and not self._deletions_started and self._attempt_id is not None:
+        if self._attempts == 1 and not self._deletions.started and self._attempt_id is not None:
             return tuple(sorted({*claim.open_attempts, self._attempt_id}))
         return tuple(
             await workflow.execute_local_activity(
@@ -540,52 +510,8 @@ class ComputeJob:
             )
         )
 
-    async def _delete(self, attempts: tuple[str, ...], drain_seconds: float) -> None:
-        """Starts the deletion of each attempt; it outlives this workflow. The start is awaited, whatever happens."""
-        for attempt in attempts:
-            if attempt in self._deletions_started:
-                continue
-            self._deletions_started.append(attempt)
-            await asyncio.shield(self._start_deallocation(attempt, drain_seconds))
-
-    async def _delete_at_once(self, attempts: tuple[str, ...]) -> None:
-        """One delete call of our own for what is mostly gone with it, since a workflow for it would cost as much as all
-        else that Temporal does for the job. What is not gone by then gets its workflow."""
-        for attempt in attempts:
-            if attempt in self._deletions_started:
-                continue
-            try:
-                answer: Deallocated = await workflow.execute_local_activity(
-                    "deallocate",
-                    DeallocationInput(self._job_id, attempt, 0, self._policy.activity_timeout),
-                    result_type=Deallocated,
-                    start_to_close_timeout=timedelta(seconds=min(max(1.0, self._policy.delete_accept / 2), 5.0)),
-                    retry_policy=RetryPolicy(maximum_attempts=1),
-                )
-            except FailureError as error:
-                if is_cancelled_exception(error):
-                    raise
-                workflow.logger.info("not deleted at once", extra={"job_id": self._job_id, "attempt_id": attempt})
-                return
-            if answer.gone:
-                self._deletions_started.append(attempt)
-            self._deletions_accepted.add(attempt)
-
-    async def _start_deallocation(self, attempt: str, drain_seconds: float) -> None:
-        try:
-            child = await workflow.start_child_workflow(
-                DEALLOCATION,
-                DeallocationInput(self._job_id, attempt, drain_seconds, self._policy.activity_timeout),
-                id=deallocation_id(attempt),
-                parent_close_policy=ParentClosePolicy.ABANDON,
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                static_summary=f"give {attempt} back",
-            )
-        except WorkflowAlreadyStartedError:
-            self._deletions_accepted.add(attempt)
-            return
-        # A deletion that is confirmed at once ends without a signal: one event instead of two.
-        child.add_done_callback(lambda _: self._deletions_accepted.add(attempt))
+    async def _delete(self, attempts: tuple[str, ...], drain_seconds: float = 0) -> None:
+        await self._deletions.start(self._job_id, attempts, self._policy, drain_seconds)
 
     def _enter(self, phase: str, details: str) -> None:
         self._phase = phase
@@ -593,17 +519,3 @@ class ComputeJob:
         if self._deadline is not None:
             lines.append(f"{self._deadline.reason.value} at {self._deadline.at.isoformat()}")
         workflow.set_current_details("\n\n".join(lines))
-
-
-def _for_good(error: ActivityError) -> _JobFailed | None:
-    """The end of the job, where other hardware would change nothing; None otherwise."""
-    cause = error.cause
-    if not isinstance(cause, ApplicationError) or cause.type not in _REASONS_FOR_GOOD:
-        return None
-    return _JobFailed(_REASONS_FOR_GOOD[cause.type], cause.message)
-
-
-def _fenced(error: FailureError) -> bool:
-    """Whether another run has claimed the job. An activity's failure is wrapped, a local activity's is not."""
-    root = error.cause if isinstance(error, ActivityError) else error
-    return isinstance(root, ApplicationError) and root.type == FailureType.FENCED
