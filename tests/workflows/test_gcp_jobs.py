@@ -1,0 +1,108 @@
+"""Jobs on Compute Engine, through the whole control plane: the SDK, the real host agent, agents over the network."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from api.agent import create_agent_app
+from domain.states import JobState
+from tests.providers import gcp_fake
+from tests.providers.gcp_fake import Fault, GcpServer
+from tests.providers.gcp_fake.boots import booting
+from tests.providers.gcp_support import gcp_provider, key_pair
+from tests.support.control_plane import ControlPlane, control_plane, until
+from tests.support.invariants import assert_invariants
+
+CPU = {"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 2, "ephemeral_disk_gb": 20}
+
+
+@pytest.fixture
+async def gcp_cloud(sqlite_url: str, temporal_address: str) -> AsyncIterator[tuple[ControlPlane, GcpServer]]:
+    """A control plane with Google as its only backend, and a URL at which machines reach it. In the end Google has
+    nothing, and charges for nothing."""
+    with gcp_fake.serve(key_pair()[1]) as (gcp, url):
+        async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address) as plane:
+            yield plane, gcp
+        assert gcp.cloud.running_charges() == []
+        assert (gcp.cloud.machines, gcp.cloud.disks) == ({}, {})
+
+
+@contextlib.asynccontextmanager
+async def plane_on(gcp_url: str, database_url: str, temporal_address: str) -> AsyncIterator[ControlPlane]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with control_plane(database_url, temporal_address, public_url=url) as running:
+        assert running.context is not None
+        provider = gcp_provider(gcp_url, running.context.owner_id)
+        running.context.providers.by_connection["gcp-1"] = provider
+        config = uvicorn.Config(create_agent_app(running.services), lifespan="off", log_level="warning")
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listener])
+        try:
+            yield running
+            await assert_invariants(running)
+        finally:
+            server.force_exit = True
+            await server.shutdown(sockets=[listener])
+
+
+async def submit(plane: ControlPlane, command: str, compute: dict[str, Any] = CPU, **changes: Any) -> str:
+    container = {"image": "registry.example/app:1", "command": ["bash", "-c", command]}
+    return await plane.create(compute=compute, container=container, **changes)
+
+
+async def test_a_job_runs_on_an_instance_and_gives_it_back(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
+    plane, gcp = gcp_cloud
+    job_id = await submit(plane, "for n in 1 2 3; do echo loss $n; done; exit 3")
+    job = await plane.until_terminal(job_id, seconds=60)
+    await plane.until_gone(job_id, seconds=60)
+    assert (job["state"], job["exit_code"]) == ("failed", 3), job
+    assert await plane.log_text(job_id) == "loss 1\nloss 2\nloss 3\n"
+    (charge,) = gcp.cloud.bill
+    (attempt,) = await plane.attempts(job_id)
+    assert attempt.id in charge.name
+    assert charge.machine == attempt.offer["provider_sku"]
+
+
+async def test_a_preempted_spot_instance_is_replaced(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
+    plane, gcp = gcp_cloud
+    job_id = await submit(
+        plane, "sleep 600", placement={"spot": "only"}, retry={"on_preemption": True, "max_attempts": 2}
+    )
+    await plane.until_state(job_id, JobState.RUNNING, seconds=60)
+    (first,) = await plane.attempts(job_id)
+    (machine,) = gcp.cloud.of(first.id)
+    gcp.cloud.end(machine, "compute.instances.preempted", "Instance was preempted.", delete=True)
+
+    async def is_replaced() -> bool:
+        return len(gcp.cloud.bill) == 2
+
+    await until(is_replaced, seconds=60, what="a second machine")
+    await plane.until_state(job_id, JobState.RUNNING, seconds=60)
+    await plane.terminate(job_id)
+    await plane.until_terminal(job_id, seconds=60)
+    await plane.until_gone(job_id, seconds=60)
+    assert [charge.spot for charge in gcp.cloud.bill] == [True, True]
+
+
+async def test_jobs_over_a_faulty_api_end_and_leave_nothing(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
+    plane, gcp = gcp_cloud
+    gcp.cloud.next_failure = ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "none left")
+    gcp.faults += [
+        Fault("create", loss="reset"), Fault("create", loss="internal"), Fault("delete", loss="html_502"),
+        Fault("delete", loss="cut"), Fault("get", loss="unavailable"), Fault("get", loss="truncated"),
+        Fault("list", loss="reset"), Fault("offers", loss="internal"), Fault("find", loss="html_502"),
+    ]  # fmt: skip
+    job_ids = [await submit(plane, f"echo {number}; exit {number % 2}") for number in range(4)]
+    for number, job_id in enumerate(job_ids):
+        job = await plane.until_terminal(job_id, seconds=90)
+        await plane.until_gone(job_id, seconds=90)
+        assert (job["state"], job["exit_code"]) == (("failed", 1) if number % 2 else ("succeeded", 0)), job
+        assert await plane.log_text(job_id) == f"{number}\n"
+    assert not [fault for fault in gcp.faults if fault.operation in ("create", "delete", "get")]
