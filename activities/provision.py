@@ -177,12 +177,12 @@ class ProvisionActivities:
 
 
 def _refuse_when_not_launched(instance: Instance) -> None:
-    """The agent said why it cannot launch; or it came for its launch spec, and was sent away for a secret that does not
-    resolve."""
+    """The agent said why it cannot launch; or it came for its launch spec or its image's credential, and was sent away
+    for a secret that does not resolve."""
     if instance.reason_code is None or instance.terminal_at is not None:
         return
     reason, message = Reason(instance.reason_code), instance.reason_message or instance.reason_code
-    if instance.nonce is not None:
+    if instance.nonce is not None or reason is Reason.SECRET_EXPIRED:
         raise cannot_launch(reason, message)
     failure = ImagePullFailed if reason is Reason.IMAGE_PULL_FAILED else BootstrapFailed
     raise to_application_error(failure(message))

@@ -126,9 +126,8 @@ def fetch_launch(
     return LaunchDecision(LaunchAnswer.LAUNCH, job, instance)
 
 
-def refuse_launch(session: Session, decision: LaunchDecision, reason: Reason, message: str, now: datetime) -> None:
+def refuse_launch(session: Session, instance: Instance, reason: Reason, message: str, now: datetime) -> None:
     """The job's secrets are of no use: the agent is sent away, and `provision` finds the reason on the attempt."""
-    instance = decision.instance
     instance.reason_code, instance.reason_message = reason.value, message
     session.add(instance)
     data = {"instance_id": instance.id, "reason": reason.value, "message": message}

@@ -17,7 +17,8 @@ _END_OF_AGENT = "HEADRACE_AGENT_ENDS"
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """What the host agent is told. `agent` is the agent's own text; `gpu_count` is how many GPUs the machine must show;
+    """What the host agent is told. `agent` is the agent's own text; `private` says that the image's registry wants what
+    the control plane gives for the token; `gpu_count` is how many GPUs the machine must show;
     after `lifetime_seconds` it powers itself off, whatever its workload does."""
 
     url: str
@@ -25,6 +26,7 @@ class HostSpec:
     attempt_id: str
     image: str
     agent: str
+    private: bool = False
     gpu_count: int = 0
     lifetime_seconds: int = 7 * 24 * 3600
 
@@ -50,6 +52,7 @@ def host_script(spec: HostSpec) -> str:
     lines = [
         "#!/bin/bash",
         *(f"{name}={quote(value)}" for name, value in values.items()),
+        f"hh_private={int(spec.private)}",
         f"hh_gpus={spec.gpu_count}",
         f"hh_lifetime_seconds={spec.lifetime_seconds}",
         "hh_agent() {",

@@ -1,7 +1,7 @@
 # The Headrace host agent: makes of a fresh Linux machine the home of one workload, as root, once.
 #
-# The text before this one, put there by `agent.host`, sets hh_url, hh_token, hh_attempt, hh_image, hh_gpus and
-# hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the whole; so does SSH.
+# The text before this one, put there by `agent.host`, sets hh_url, hh_token, hh_attempt, hh_image, hh_private,
+# hh_gpus and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the whole; so does SSH.
 #
 #   arm      a timer that powers the machine off, whatever else happens: the provider deletes what powers itself off
 #   check    the driver, the engine, the container toolkit
@@ -132,15 +132,37 @@ hh_has_toolkit() {
 # --- pull -------------------------------------------------------------------------------------------------------------
 
 hh_registry_login() { # the credentials of the image's registry
-  # They are never in this text. An exchange of the token for them will write "$hh_dir/docker/config.json" here; until
-  # there is one, only public images can be pulled.
-  [[ -s $hh_dir/docker/config.json ]] && export DOCKER_CONFIG=$hh_dir/docker
+  # They are never in this text, and in memory only until the image is there.
+  local code try config=$hh_dir/docker
+  ((hh_private)) || return
+  mkdir -p "$config"
+  for try in {1..20}; do # nine minutes: the control plane may be away for a while
+    code=$(curl -q -s -K "$hh_dir/curl" -o "$config/config.json" -w '%{http_code}' --data-binary '' \
+      "$hh_url/agent/v1/registry")
+    case $code in
+      200) export DOCKER_CONFIG=$config ;;&
+      200 | 204) return ;;
+      401 | 409) hh_end ;; # the job has ended, or will not be launched
+    esac
+    sleep $((try > 4 ? 30 : 2 ** try))
+  done
+  hh_fault "the control plane does not answer what the image's registry wants ($code)"
+}
+
+hh_registry_logout() { # before anything of the image runs; the hello also ends the exchange
+  local try
+  rm -rf "$hh_dir/docker"
+  unset DOCKER_CONFIG
+  for try in 1 2 3; do
+    hh_post hello '' && return
+    sleep $((2 ** try))
+  done
 }
 
 hh_pull() {
   local try last=
-  hh_registry_login
   docker image inspect "$hh_image" >/dev/null 2>&1 && return
+  hh_registry_login
   hh_say "pulling $hh_image"
   for try in 1 2 3 4 5; do
     hh_pull_once && return
@@ -220,6 +242,7 @@ hh_main() {
   hh_engine
   hh_toolkit
   hh_pull
+  hh_registry_logout
   hh_run
 }
 

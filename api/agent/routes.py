@@ -24,9 +24,11 @@ from api.agent.bodies import CHUNK_BYTES, LAST_OFFSET, read_body, read_exit, rea
 from api.agent.orders import order_of
 from api.presence import Order
 from api.services import Services
+from domain import images
 from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAuthenticated, Unavailable
 from domain.masking import mask
 from domain.outcome import ExitReport
+from domain.registry_auth import engine_config
 from domain.spec import Workload
 from domain.states import EventType
 from observability import count_log_bytes
@@ -123,6 +125,23 @@ async def fault(
     return _text("ok")
 
 
+@router.post("/registry")
+async def registry(request: Request) -> Response:
+    """The bootstrap token in exchange for what the image's registry wants: 200 with docker's `config.json`, 204 where
+    the job has no credential, 409 once there is nothing to be pulled any more.
+
+    Whoever has pulled says hello before a container of the image runs: what runs in it has the token too.
+    """
+    services = _services(request)
+
+    def exchange(session: Session, instance: Instance, now: datetime) -> Response:
+        if instance.hello_at is not None or _is_over(instance):
+            raise Conflict(f"{instance.id} has no image to pull")
+        return _registry_config(services, session, instance, now)
+
+    return await _before_launch(request, exchange)
+
+
 # From the launch on: the session token --------------------------------------------------------------------------------
 
 
@@ -208,21 +227,22 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-async def _before_launch(request: Request, change: Callable[[Session, Instance, datetime], None]) -> None:
+async def _before_launch(request: Request, change: Callable[[Session, Instance, datetime], T]) -> T:
     """Runs `change` on the attempt of the bootstrap token, which is good for nothing but its own launch once the spec
     was handed out: the workload can read it, and runs before its start is reported."""
     services = _services(request)
     attempt_id = bootstrap_attempt(services, request)
     now = services.clock()
 
-    def run(session: Session) -> None:
+    def run(session: Session) -> T:
         instance = attempt_row(session, attempt_id)
         if instance.nonce is not None:
             raise Conflict(f"{attempt_id} has launched")
-        change(session, instance, now)
+        return change(session, instance, now)
 
-    await services.db.write(run)
+    result = await services.db.write(run)
     services.presence.note(attempt_id, now)
+    return result
 
 
 def _pull_passwords(services: Services, session: Session, instance: Instance) -> Sequence[str]:
@@ -231,6 +251,28 @@ def _pull_passwords(services: Services, session: Session, instance: Instance) ->
         return launch_secrets.pull_passwords(session, services.vault, session.get_one(Job, instance.job_id))
     except VaultError as error:
         raise Unavailable(f"the registry credential of {instance.job_id} cannot be opened: {error}") from None
+
+
+def _registry_config(services: Services, session: Session, instance: Instance, now: datetime) -> Response:
+    """What a host pulls the job's image with. A secret that is of no use is the end of the attempt, as at a launch."""
+    job = session.get_one(Job, instance.job_id)
+    try:
+        credential = launch_secrets.pull_credential(session, services.vault, job, now)
+    except CannotLaunch as error:
+        lifecycle.refuse_launch(session, instance, error.reason, error.message, now)
+        services.logs.append_system(session, job.id, [f"not launched: {error.message}"], now)
+        return _text(Order.STOP, 409)
+    except VaultError as error:
+        raise Unavailable(f"the registry credential of {job.id} cannot be opened: {error}") from None
+    if credential is None:
+        return Response(status_code=204)
+    config = engine_config(images.parse(job.spec["image"]), credential, docker=True)
+    return Response(config, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _is_over(instance: Instance) -> bool:
+    """Whether it is to stop, or counts for its job no more."""
+    return any((instance.stop_requested_at, instance.terminal_at, instance.delete_requested_at, instance.reason_code))
 
 
 async def _with_instance(request: Request, change: Callable[[Session, Instance, datetime], T]) -> T:
@@ -271,7 +313,7 @@ def _with_secrets(
     try:
         return decision, launch_secrets.resolve(session, services.vault, job, instance, now)
     except CannotLaunch as error:
-        lifecycle.refuse_launch(session, decision, error.reason, error.message, now)
+        lifecycle.refuse_launch(session, decision.instance, error.reason, error.message, now)
         services.logs.append_system(session, job.id, [f"not launched: {error.message}"], now)
         return replace(decision, answer=LaunchAnswer.STOP), {}
     except VaultError as error:

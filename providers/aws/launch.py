@@ -90,6 +90,7 @@ def user_data(spec: InstanceSpec, options: AwsOptions) -> bytes:
                 attempt_id=spec.attempt_id,
                 image=spec.image,
                 agent=spec.agent.script,
+                private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
                 lifetime_seconds=options.lifetime_seconds,
             )

@@ -60,8 +60,8 @@ class AwsProvider:
 
     name = "aws"
     slots: int | None = None
-    # Ports and SSH need a group that lets somebody in; private images an exchange of the token for the credential.
-    capabilities = Capabilities(logs_api=True)
+    # Ports and SSH need a group that lets somebody in.
+    capabilities = Capabilities(private_image=True, logs_api=True)
 
     def __init__(self, context: ProviderContext, credentials: AwsCredentials) -> None:
         self._context = context

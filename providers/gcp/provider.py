@@ -69,7 +69,7 @@ class GcpProvider:
     name = "gcp"
     slots: int | None = None
     # Ports and SSH need a firewall rule that lets somebody in; private images an exchange of the token.
-    capabilities = Capabilities(logs_api=True)
+    capabilities = Capabilities(private_image=True, logs_api=True)
 
     def __init__(self, context: ProviderContext, credentials: GcpCredentials) -> None:
         self._context = context

@@ -1,16 +1,12 @@
 """Image references as the engines get them, and which repositories took a password to read."""
 
-import base64
 import hashlib
-import json
 from pathlib import Path
 
 from domain import images
 from domain.errors import ImagePullFailed, InvalidRequest
+from domain.registry_auth import DEFAULT_REGISTRY, engine_config
 from domain.spec import RegistryCredential
-
-_DEFAULT_REGISTRY = "docker.io"
-_DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
 
 def qualify(text: str) -> images.ImageReference:
@@ -30,7 +26,7 @@ def qualify(text: str) -> images.ImageReference:
     if parsed.registry is None and "/" not in repository:
         repository = f"library/{repository}"
     tag = None if parsed.digest else parsed.tag or "latest"
-    return images.ImageReference(parsed.registry or _DEFAULT_REGISTRY, repository, tag, parsed.digest)
+    return images.ImageReference(parsed.registry or DEFAULT_REGISTRY, repository, tag, parsed.digest)
 
 
 def must_ask(reference: images.ImageReference) -> bool:
@@ -43,12 +39,7 @@ def auth_file(reference: images.ImageReference, credential: RegistryCredential |
 
     Without a credential the file is empty, not absent: the operator's own logins are not the job's to use.
     """
-    if credential is None:
-        return json.dumps({"auths": {}})
-    host = reference.registry or _DEFAULT_REGISTRY
-    key = _DOCKER_HUB_KEY if docker and host == _DEFAULT_REGISTRY else host
-    pair = f"{credential.username}:{credential.password.get_secret_value()}"
-    return json.dumps({"auths": {key: {"auth": base64.b64encode(pair.encode()).decode()}}})
+    return engine_config(reference, credential, docker=docker)
 
 
 class PrivateRepositories:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from api.agent.orders import OrderBoard
 from api.services import Services
 from domain.clock import utc_now
 from domain.ids import AttemptId
-from domain.spec import Workload
+from domain.spec import RegistryCredential, Workload
 from domain.states import JobState
 from settings import Settings
 from store.db import Database
@@ -150,12 +151,25 @@ class Site:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server = None
 
-    def attempt(self, workload: Workload, *, ssh_public_key: str | None = None, provider_id: str = "x") -> Attempt:
+    def attempt(
+        self,
+        workload: Workload,
+        *,
+        ssh_public_key: str | None = None,
+        provider_id: str = "x",
+        image: str | None = None,
+        registry: RegistryCredential | None = None,
+    ) -> Attempt:
         """A job that is being provisioned, and its attempt."""
         job = self.factory.job(JobState.PROVISIONING, workload=workload)
         if ssh_public_key is not None:
             job.spec = job.spec | {"ssh_public_key": ssh_public_key}
-            job = self.services.db.run_write(lambda session: session.merge(job))
+        if image is not None:
+            job.spec = job.spec | {"image": image}
+        if registry is not None:
+            values = {"username": registry.username, "password": registry.password.get_secret_value()}
+            job.registry_sealed = self.services.vault.seal(json.dumps(values).encode(), f"registry:{job.id}")
+        job = self.services.db.run_write(lambda session: session.merge(job))
         return Attempt(
             self, job, self.factory.instance(job, handle={"provider_id": provider_id, "resource_type": "container"})
         )

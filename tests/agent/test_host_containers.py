@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,13 @@ from pydantic import SecretStr
 from agent.host import HostSpec, host_script
 from agent.script import agent_script
 from api.agent import create_agent_app
-from domain.spec import Workload
+from domain import images
+from domain.registry_auth import engine_config
+from domain.spec import RegistryCredential, Workload
 from providers.local.host_image import HOST_IMAGE
 from tests.agent.site import Attempt, Site, _Server, until
 from tests.providers.local_support import load_host_image, podman, setup_of
+from tests.support.registry import PASSWORD, RIGHT, WRONG, Registry, serving
 
 pytestmark = pytest.mark.containers
 
@@ -38,14 +41,25 @@ async def url(site: Site) -> AsyncIterator[str]:
     await serving
 
 
-async def boot(machine: Path, attempt: Attempt, url: str, podman_data: Path, image: str = HOST_IMAGE) -> str:
+async def boot(
+    machine: Path,
+    attempt: Attempt,
+    url: str,
+    podman_data: Path,
+    image: str = HOST_IMAGE,
+    configuration: str = "",
+    *,
+    private: bool = False,
+) -> str:
     """Runs the host agent to the end of its workload; its console. `docker` is podman, in the machine's network."""
     setup = setup_of(podman_data)
     load_host_image(setup)
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in setup.environment)
-    engine = f"env {environment} {shlex.join(setup.argv)}"
+    engine = f"env {environment} {configuration} {shlex.join(setup.argv)}"
     tools = {
-        "docker": f'if [[ $1 == run ]]; then shift; set -- run --network=host "$@"; fi\nexec {engine} "$@"\n',
+        "docker": "[[ -z $DOCKER_CONFIG ]] || export REGISTRY_AUTH_FILE=$DOCKER_CONFIG/config.json\n"
+        'if [[ $1 == run ]]; then shift; set -- run --network=host "$@"; fi\n'
+        f'exec {engine} "$@"\n',
         "shutdown": f'echo "$*" >>{machine}/shutdowns\n',
         "iptables": ":\n",
         "sleep": ":\n",
@@ -58,7 +72,7 @@ async def boot(machine: Path, attempt: Attempt, url: str, podman_data: Path, ima
         (machine / "bin" / name).chmod(0o755)
     script = machine / "part-001"
     token = SecretStr(attempt.token)
-    script.write_text(host_script(HostSpec(url, token, attempt.instance.id, image, agent_script())))
+    script.write_text(host_script(HostSpec(url, token, attempt.instance.id, image, agent_script(), private)))
     host = await asyncio.create_subprocess_exec(
         "bash", str(script), "run", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "HEADRACE_HOST_ROOT": str(machine)},
@@ -94,3 +108,50 @@ async def test_an_image_that_cannot_be_pulled_is_the_reason_of_the_attempt(
     assert row.reason_message is not None, console
     assert "localhost:9/no/such:image cannot be pulled" in row.reason_message
     assert (tmp_path / "shutdowns").read_text().splitlines()[-1].startswith("-P +1 ")
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with serving(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
+
+
+@pytest.fixture
+def private_image(registry: Registry, podman_data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """In the registry only: no copy of it is on this machine."""
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registry.root / "registries.conf"))
+    setup = setup_of(podman_data)
+    image = registry.image("org/private:v1")
+    (registry.root / "auth.json").write_text(engine_config(images.parse(image), RIGHT, docker=False))
+    assert podman(setup, "tag", load_host_image(setup), image).returncode == 0
+    pushed = podman(setup, "push", f"--authfile={registry.root / 'auth.json'}", image)
+    assert pushed.returncode == 0, pushed.stderr
+    podman(setup, "untag", image, image)
+    yield image
+    podman(setup, "untag", image, image)
+
+
+@pytest.mark.parametrize(
+    ("credential", "reason"),
+    [(RIGHT, None), (WRONG, "authentication required"), (None, "authentication required")],
+    ids=["right", "wrong", "missing"],
+)
+async def test_a_private_image_is_pulled_with_what_the_token_was_exchanged_for(
+    site: Site, url: str, tmp_path: Path, podman_data: Path, private_image: str,
+    registry: Registry, credential: RegistryCredential | None, reason: str | None,
+) -> None:  # fmt: skip
+    attempt = site.attempt(Workload(argv=("true",)), image=private_image, registry=credential)
+    configuration = f"CONTAINERS_REGISTRIES_CONF={registry.root / 'registries.conf'}"
+    console = await boot(
+        tmp_path, attempt, url, podman_data, private_image, configuration, private=credential is not None
+    )
+    row = await attempt.row()
+    if reason is None:
+        assert row.exit_report is not None, console
+        assert row.exit_report["status"] == 0
+    else:
+        assert row.reason_code == "image_pull_failed"
+        assert reason in (row.reason_message or "")
+    told = "\n".join(line.message for line in await attempt.lines("system"))
+    for secret in (PASSWORD, "canary-wrong"):
+        assert secret not in console + told + (row.reason_message or "")

@@ -26,6 +26,7 @@ case $1 in
   image) exit 1 ;;
   info) echo "io.containerd.runc.v2 $(cat "$BOX/runtimes" 2>/dev/null)" ;;
   pull)
+    [[ -z $DOCKER_CONFIG ]] || cp -p "$DOCKER_CONFIG/config.json" "$BOX/config"
     echo "$(( $(cat "$BOX/pulls" 2>/dev/null) + 1 ))" >"$BOX/pulls"
     if [[ -s $BOX/pull-fails && $(cat "$BOX/pulls") -le $(cat "$BOX/pull-fails") ]]; then
       cat "$BOX/pull-says" >&2
@@ -48,6 +49,7 @@ class Plane:
 
     url: str
     posts: list[tuple[str, str, str]] = field(default_factory=list)
+    registry: tuple[int, str] = (204, "")
 
     def lines(self, route: str) -> list[str]:
         return [body for path, _, body in self.posts if path.partition("?")[0] == f"/agent/v1/{route}"]
@@ -59,9 +61,11 @@ def plane() -> Iterator[Plane]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             plane.posts.append((self.path, self.headers["Authorization"], body))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
+            status, answer = plane.registry if self.path == "/agent/v1/registry" else (200, "")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
+            self.wfile.write(answer.encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -211,6 +215,47 @@ def test_an_image_that_does_not_exist_is_told_once_and_ends_the_machine(machine:
     assert machine.read("pulls").strip() == "1"
     assert "shutdown -P +1 " in machine.read("calls")
     assert "run " not in machine.read("argv")
+
+
+def test_what_the_registry_wants_is_a_file_of_root_only_and_gone_before_the_image_runs(
+    machine: Machine, plane: Plane
+) -> None:
+    plane.registry = (200, '{"auths": {"registry.example": {"auth": "cGFzcy1jYW5hcnk="}}}')
+    console = machine.boot(script_for(plane, private=True))
+    assert machine.read("config") == plane.registry[1]
+    assert (machine.path / "config").stat().st_mode & 0o777 == 0o600
+    left = [path for path in (machine.path / "run/headrace").rglob("*") if path.is_file()]
+    assert not any("cGFzcy1jYW5hcnk=" in path.read_text() for path in left)
+    assert "cGFzcy1jYW5hcnk=" not in console
+    routes = [path.removeprefix("/agent/v1/") for path, _, _ in plane.posts]
+    # The hello, which ends the exchange, comes before the container.
+    assert routes == ["registry", "progress", "progress", "hello", "progress"]
+    assert [line.split()[0] for line in machine.read("argv").splitlines()].count("run") == 1
+
+
+def test_a_public_image_is_pulled_without_credentials(machine: Machine, plane: Plane) -> None:
+    machine.boot(script_for(plane))
+    assert machine.read("config") == ""
+    assert not any("registry" in path for path, _, _ in plane.posts)
+    assert machine.read("pulls").strip() == "1"
+
+
+def test_a_job_that_has_ended_before_the_pull_ends_the_machine(machine: Machine, plane: Plane) -> None:
+    plane.registry = (409, "")
+    machine.boot(script_for(plane, private=True))
+    assert machine.read("pulls") == ""
+    assert plane.lines("fault") == []
+    assert machine.read("calls").splitlines()[-1].startswith("shutdown -P +1 ")
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_control_plane_that_does_not_say_what_the_registry_wants_is_asked_again_and_then_a_fault(
+    machine: Machine, plane: Plane, status: int
+) -> None:
+    plane.registry = (status, "")
+    machine.boot(script_for(plane, private=True))
+    assert machine.read("pulls") == ""
+    assert f"({status})" in plane.lines("fault")[0]
 
 
 def test_a_pull_that_the_network_broke_is_repeated(machine: Machine, plane: Plane) -> None:

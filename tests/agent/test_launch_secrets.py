@@ -1,5 +1,6 @@
 """Launches with secrets at the agents' routes: what the spec holds, what sends an agent away, what is not repeated."""
 
+import base64
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from domain.states import JobState
 from settings import Settings
 from store.attempts import gone
 from store.db import Database
+from store.lifecycle import request_termination
 from store.logs.blobs import open_blob_store
 from store.logs.store import LogStore
 from store.secrets import context
@@ -177,3 +179,77 @@ async def test_a_job_that_is_over_has_no_credential_left(
     job = database.run_read(lambda s: s.get_one(Job, instance.job_id))
     assert (job.registry_sealed, row_of(database, instance).secrets_sealed) == (None, None)
     assert database.run_read(lambda s: s.exec(select(SecretUse)).all()) == []
+
+
+class TestTheExchangeForTheRegistry:
+    async def test_answers_dockers_configuration_for_the_images_own_registry_alone(
+        self, client: httpx.AsyncClient, bootstrap: dict[str, str], database: Database, instance: Instance
+    ) -> None:
+        def move(session: Session) -> None:
+            job = session.get_one(Job, instance.job_id)
+            job.spec = job.spec | {"image": "registry.example:5000/org/app:v1"}
+            session.add(job)
+
+        database.run_write(move)
+        answer = await client.post("/registry", headers=bootstrap)
+        assert answer.status_code == 200
+        pair = base64.b64encode(f"u:{PASSWORD}".encode()).decode()
+        assert answer.json() == {"auths": {"registry.example:5000": {"auth": pair}}}
+        assert answer.headers["cache-control"] == "no-store"
+
+    async def test_is_empty_for_a_job_without_a_credential(
+        self, client: httpx.AsyncClient, factory: Factory, vault: Vault
+    ) -> None:
+        public = factory.instance(factory.job(JobState.PROVISIONING))
+        headers = {"Authorization": f"Bearer {vault.bootstrap_token(AttemptId(public.id))}"}
+        answer = await client.post("/registry", headers=headers)
+        assert (answer.status_code, answer.content) == (204, b"")
+
+    @pytest.mark.parametrize("by", ["hello", "launch", "fault"])
+    async def test_ends_before_anything_of_the_image_runs(
+        self, client: httpx.AsyncClient, bootstrap: dict[str, str], by: str
+    ) -> None:
+        assert (await client.post("/registry", headers=bootstrap)).status_code == 200
+        assert (await client.post(f"/{by}", headers=bootstrap)).status_code == 200
+        refused = await client.post("/registry", headers=bootstrap)
+        assert refused.status_code == 409
+        assert PASSWORD not in refused.text
+
+    async def test_is_for_the_bootstrap_token_of_an_attempt_that_is_there(
+        self, client: httpx.AsyncClient, bootstrap: dict[str, str], database: Database, instance: Instance,
+        clock: SettableClock, vault: Vault,
+    ) -> None:  # fmt: skip
+        session = vault.session_token(AttemptId(instance.id), bootstrap["Headrace-Nonce"])
+        assert (await client.post("/registry", headers={"Authorization": f"Bearer {session}"})).status_code == 401
+        assert (await client.post("/registry")).status_code == 401
+        database.run_write(lambda s: gone(s, s.get_one(Instance, instance.id), clock()))
+        assert (await client.post("/registry", headers=bootstrap)).status_code == 401
+
+    async def test_of_a_job_that_is_to_end_is_refused(
+        self, client: httpx.AsyncClient, bootstrap: dict[str, str], database: Database, instance: Instance,
+        clock: SettableClock,
+    ) -> None:  # fmt: skip
+        database.run_write(lambda s: request_termination(s, instance.job_id, clock()))
+        assert (await client.post("/registry", headers=bootstrap)).status_code == 409
+
+    async def test_with_a_pull_secret_that_expired_is_the_attempts_end_with_a_reason(
+        self, client: httpx.AsyncClient, database: Database, factory: Factory, vault: Vault, secret: Secret,
+        clock: SettableClock,
+    ) -> None:  # fmt: skip
+        job = factory.job(JobState.PROVISIONING, uses_secrets=True)
+
+        def change(session: Session) -> None:
+            row = session.get_one(Job, job.id)
+            row.spec = row.spec | {"image_pull_secret": secret.id}
+            kept = session.get_one(Secret, secret.id)
+            kept.expires_at = clock() + timedelta(seconds=1)
+            session.add_all((row, kept))
+
+        database.run_write(change)
+        clock.advance(2)
+        attempt = factory.instance(job, handle=HANDLE)
+        headers = {"Authorization": f"Bearer {vault.bootstrap_token(AttemptId(attempt.id))}"}
+        answer = await client.post("/registry", headers=headers)
+        assert (answer.status_code, answer.text) == (409, "stop")
+        row = row_of(database, attempt)
+        assert row.reason_code == "secret_expired"

@@ -2,17 +2,10 @@
 
 import base64
 import json
-import shutil
-import socket
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
-from pydantic import SecretStr
 
 from domain.errors import ImagePullFailed
 from domain.spec import RegistryCredential
@@ -31,52 +24,13 @@ from tests.providers.local_support import (
     unique_owner,
     view_of,
 )
-
-USER, PASSWORD = "robot", 'pa:ss "word" 41c7'
-RIGHT = RegistryCredential(username=USER, password=SecretStr(PASSWORD))
-WRONG = RegistryCredential(username=USER, password=SecretStr("canary-wrong-8d03"))
-
-
-@dataclass(frozen=True)
-class Registry:
-    host: str
-    root: Path
-
-    def image(self, name: str) -> str:
-        return f"{self.host}/{name}"
+from tests.support.registry import PASSWORD, RIGHT, USER, WRONG, Registry, serving
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    if shutil.which("docker-registry") is None or shutil.which("htpasswd") is None:
-        pytest.skip("docker-registry or htpasswd is not installed: tests/prepare installs them")
-    root = tmp_path_factory.mktemp("registry")
-    subprocess.run(
-        ["htpasswd", "-Bic", str(root / "users"), USER], input=PASSWORD.encode(), check=True, capture_output=True
-    )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    configuration = {
-        "version": 0.1,
-        "log": {"level": "error"},
-        "storage": {"filesystem": {"rootdirectory": str(root / "images")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
-        "auth": {"htpasswd": {"realm": "tests", "path": str(root / "users")}},
-    }
-    (root / "registry.yml").write_text(json.dumps(configuration))
-    (root / "registries.conf").write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
-    process = subprocess.Popen(["docker-registry", "serve", str(root / "registry.yml")], stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(500):
-            try:
-                assert httpx.get(f"http://127.0.0.1:{port}/v2/").status_code == 401
-                break
-            except httpx.TransportError:
-                time.sleep(0.01)
-        yield Registry(f"127.0.0.1:{port}", root)
-    finally:
-        process.terminate()
-        process.wait()
+    with serving(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
 
 
 @pytest.fixture
