@@ -48,6 +48,8 @@ def put(session: Session, org_id: str, values: Mapping[str, Any], now: datetime)
         InvalidRequest: the id or the name is no plain name.
         Conflict: another organization has the name (`organization_name_conflict`).
     """
+    # Before the database sees it: PostgreSQL refuses NUL in a way that would be a defect.
+    require_name(org_id, "org_id")
     found = _locked(session, org_id)
     created = found is None
     if found is None:
@@ -129,7 +131,6 @@ def _locked(session: Session, org_id: str) -> Organization | None:
 
 
 def _create(session: Session, org_id: str, name: str, now: datetime) -> Organization:
-    require_name(org_id, "org_id")
     try:
         return create_organization(session, name, now, org_id=org_id)
     except Conflict:

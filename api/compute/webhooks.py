@@ -238,7 +238,9 @@ async def send_test(
     now, of_org = services.clock(), target(principal, org_id)
 
     def emit(session: Session) -> WebhookDelivery:
-        return webhooks.emit_test(session, _find(session, of_org, webhook_id), now)
+        delivery = webhooks.emit_test(session, _find(session, of_org, webhook_id), now)
+        audit.write(session, principal, "webhook.test", webhook_id, now, org_id=of_org)
+        return delivery
 
     return json_response(_render_delivery(await services.db.write(emit)), 202)
 

@@ -38,6 +38,14 @@ def put(database: Database, org_id: str, clock: SettableClock, **values: Any) ->
     return database.run_write(lambda s: tenants.put(s, org_id, values, clock()))
 
 
+@pytest.mark.parametrize("org_id", ["\0acme", "acme\n", "", "a" * 64])
+def test_an_id_that_no_organization_can_have_is_refused_before_the_database_sees_it(
+    database: Database, clock: SettableClock, org_id: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="org_id"):
+        put(database, org_id, clock)
+
+
 def create(database: Database, principal: Principal, vault: Vault, clock: SettableClock, key: str) -> str:
     new = jobs.NewJob(
         id=new_job_id(),
