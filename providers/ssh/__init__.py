@@ -1,0 +1,14 @@
+"""SSH / on-prem: a fleet of hosts of one's own, each with docker or podman.
+
+settings.py   the fleet as it is filled in, and the options
+addresses.py  which addresses a fleet may have
+hostkeys.py   host keys, pinned at first use
+link.py       the one pooled connection to a host; asyncssh is loaded here, at the first connection
+scripts.py    what is run on a host, as text
+probe.py      what a host has: the report for people, the machine for offers
+leases.py     what a host has promised, kept on the host
+remote.py     a host as the place of a container engine
+forward.py    the agent's socket on the host, led to the control plane's
+offers.py     what the probed hosts offer
+provider.py   the adapter
+"""

@@ -1,0 +1,181 @@
+"""What a host has: asked in one command, reported for people, and kept for offers."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from domain.errors import Ambiguous, AuthError, PermissionDenied, ProviderError
+from domain.spec import Frozen
+from providers.local.gpus import HostGpu, parse
+from providers.ssh import scripts
+from providers.ssh.link import HostKeyChanged, HostUnreachable, Link
+
+_SECONDS = 120.0
+
+
+class HostReport(Frozen):
+    """What a probe found out of one host, for people."""
+
+    hostname: str
+    reachable: bool
+    status: str
+    """`ok`, `no_gpu` (reachable, and there is none), `unreachable`, `auth`, `host_key`, `permission`, `no_engine`, or
+    `probe_failed`: reachable, and it could not be found out what it has."""
+    message: str
+    """One line: what it has, or why not."""
+    gpus: tuple[str, ...] = ()
+    """As the driver names them, with the memory."""
+    driver: str | None = None
+    vcpus: int = 0
+    memory_gb: float = 0
+    disk_gb: int = 0
+    engine: str | None = None
+    host_key: str | None = None
+    """The key that the host has shown, to be pinned."""
+
+    @property
+    def usable(self) -> bool:
+        return self.status in ("ok", "no_gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a host said of itself. Memory and disk in GB."""
+
+    vcpus: int
+    memory_gb: float
+    disk_gb: int
+    engine: str | None = None
+    engine_version: str = ""
+    rejected: tuple[str, ...] = ()
+    gpus: tuple[HostGpu, ...] = ()
+    """Those that the catalog knows; the others are never promised."""
+    gpu_names: tuple[str, ...] = ()
+    driver: str | None = None
+    driver_problem: str | None = None
+    leases: tuple[tuple[str, str], ...] = field(default=())
+    """Organization and devices (or `cpu`) of what is promised."""
+
+    @property
+    def held_gpus(self) -> set[str]:
+        return {gpu for _, devices in self.leases if devices != "cpu" for gpu in devices.split(",")}
+
+    @property
+    def held_slots(self) -> int:
+        return sum(devices == "cpu" for _, devices in self.leases)
+
+
+async def look(link: Link, directory: str) -> Facts:
+    """Asks a host what it has.
+
+    Raises:
+        ProviderError: it cannot be reached, or its answer is no answer.
+    """
+    answer = await link.run(scripts.probe(directory), timeout=_SECONDS)
+    if answer.returncode != 0 or not answer.stdout.rstrip().endswith("done"):
+        raise Ambiguous(f"{link.target.hostname} could not be probed: {answer.last_line}")
+    return read_facts(answer.stdout)
+
+
+def read_facts(text: str) -> Facts:
+    """Reads the probe's lines.
+
+    Raises:
+        Ambiguous: a number that must be there is not.
+    """
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        found.setdefault(key, []).append(value.strip())
+
+    def number(key: str) -> int:
+        try:
+            return int(found[key][0])
+        except (KeyError, ValueError) as error:
+            raise Ambiguous(f"the host did not say how much {key} it has") from error
+
+    engine, _, version = found.get("engine", [""])[0].partition(" ")
+    rejected = found.get("rejected", []) + [f"{program}: not installed" for program in found.get("missing", [])]
+    lines = found.get("gpu", [])
+    leases = [tuple(head.split()[:2]) for head in found.get("lease", []) if len(head.split()) >= 2]
+    return Facts(
+        vcpus=number("cpus"),
+        memory_gb=round(number("memory") * 1024 / 1e9, 1),
+        disk_gb=int(number("disk") * 1024 / 1e9),
+        engine=engine if engine and "missing" not in found else None,
+        engine_version=version,
+        rejected=tuple(rejected),
+        gpus=tuple(parse("\n".join(lines))),
+        gpu_names=tuple(_shown(line) for line in lines),
+        driver=(found.get("version") or [""])[0] or None,
+        driver_problem=next(iter(found.get("driver", [])), None),
+        leases=tuple((head, devices) for head, devices in leases),
+    )
+
+
+async def probe(link: Link, directory: str) -> HostReport:
+    """Never raises for a host that is away or refuses: the report says so."""
+    try:
+        facts = await look(link, directory)
+    except ProviderError as error:
+        return HostReport(
+            hostname=link.target.hostname,
+            reachable=not isinstance(error, HostUnreachable),
+            status=_status(error),
+            message=error.message[:500],
+            host_key=None if isinstance(error, HostKeyChanged) else link.host_key,
+        )
+    return report(link.target.hostname, facts, link.host_key)
+
+
+def report(hostname: str, facts: Facts, host_key: str | None = None) -> HostReport:
+    """What people read of a host that answered."""
+    status, message = "ok", summary(facts)
+    if facts.engine is None:
+        status, message = "no_engine", "reachable, no engine runs containers: " + "; ".join(facts.rejected)
+    elif facts.driver_problem is not None:
+        status, message = "probe_failed", f"reachable, its GPUs could not be found out: {facts.driver_problem}"
+    elif not facts.gpu_names:
+        status = "no_gpu"
+    elif not facts.gpus:
+        status, message = "probe_failed", f"reachable, its GPUs are not in the catalog: {', '.join(facts.gpu_names)}"
+    return HostReport(
+        hostname=hostname,
+        reachable=True,
+        status=status,
+        message=message[:500],
+        gpus=facts.gpu_names,
+        driver=facts.driver,
+        vcpus=facts.vcpus,
+        memory_gb=facts.memory_gb,
+        disk_gb=facts.disk_gb,
+        engine=f"{facts.engine} {facts.engine_version}".strip() if facts.engine else None,
+        host_key=host_key,
+    )
+
+
+def summary(facts: Facts) -> str:
+    """Such as `2x H100 (80GB), 160GB total`."""
+    if not facts.gpu_names:
+        return f"reachable, no GPU: {facts.vcpus} vCPUs, {facts.memory_gb:g}GB"
+    parts = []
+    for model, count in Counter(gpu.model for gpu in facts.gpus).items():
+        short = model.display_name.removeprefix("NVIDIA ").removesuffix(f" {model.memory_gb}GB")
+        parts.append(f"{count}x {short} ({model.memory_gb}GB)")
+    total = sum(gpu.model.memory_gb for gpu in facts.gpus)
+    return f"{', '.join(parts)}, {total}GB total"
+
+
+def _status(error: ProviderError) -> str:
+    if isinstance(error, HostKeyChanged):
+        return "host_key"
+    if isinstance(error, AuthError):
+        return "auth"
+    if isinstance(error, PermissionDenied):
+        return "permission"
+    return "unreachable" if isinstance(error, HostUnreachable) else "probe_failed"
+
+
+def _shown(line: str) -> str:
+    """`NVIDIA H100 80GB HBM3 (81559 MiB)`."""
+    name, _, rest = line.partition(",")
+    return f"{name.strip()} ({rest.partition(',')[0].strip()} MiB)"[:120]

@@ -1,0 +1,17 @@
+#!/bin/bash
+# One host of a fleet, in namespaces of its own: its container store, its /run, its sshd. $1 is its directory.
+set -e
+H=$1
+for part in run dev/shm; do mount -t tmpfs tmpfs "/$part"; done
+mkdir -p /run/sshd "$H"/{containers,cni,srv}
+mount --bind "$H/containers" /var/lib/containers
+mount --bind "$H/cni" /var/lib/cni
+mount --bind "$H/srv" /srv
+mount --bind "$H/etc" /etc/containers
+hostname "$(basename "$H")"
+if [ -n "$HOST_IMAGE" ] && [ ! -e "$H/loaded" ]; then
+  podman load --quiet --input "$HOST_IMAGE" >/dev/null
+  touch "$H/loaded"
+fi
+[ ! -d "$H/bin" ] || mount --bind "$H/bin" /usr/local/sbin
+exec /usr/sbin/sshd -D -e -f "$H/sshd_config"
