@@ -1,6 +1,7 @@
 """What a provider is told of an attempt."""
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TypeVar
 
 from sqlmodel import Session
@@ -9,6 +10,8 @@ from activities.context import Context
 from activities.failures import cannot_launch
 from domain.errors import ProviderRejected
 from domain.ids import AttemptId
+from domain.lifetime import lifetime_seconds
+from domain.money import UsdPerHour
 from domain.spec import JobSpec, RegistryCredential
 from providers.base import AgentBootstrap, InstanceSpec
 from store import launch_secrets
@@ -48,6 +51,9 @@ async def instance_spec(context: Context, job: Job, instance: Instance) -> Insta
         ports=spec.ports,
         registry=await _registry(context, job),
         ssh_public_key=spec.ssh_public_key,
+        lifetime_seconds=lifetime_seconds(
+            spec.limits, UsdPerHour(Decimal(instance.offer["price_usd_hr"])), spot=bool(instance.offer.get("spot"))
+        ),
     )
 
 

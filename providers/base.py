@@ -55,6 +55,9 @@ class InstanceSpec:
     ports: tuple[Port, ...] = ()
     registry: RegistryCredential | None = None
     ssh_public_key: str | None = None
+    lifetime_seconds: int | None = None
+    """For the machine's own kill timer, where the backend has one: past every limit of the job. None without limits:
+    the backend's option."""
 
 
 class Handle(Frozen):

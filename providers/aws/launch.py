@@ -92,7 +92,7 @@ def user_data(spec: InstanceSpec, options: AwsOptions) -> bytes:
                 agent=spec.agent.script,
                 private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
-                lifetime_seconds=options.lifetime_seconds,
+                lifetime_seconds=spec.lifetime_seconds or options.lifetime_seconds,
             )
         )
     except ValueError as error:

@@ -38,7 +38,7 @@ class AwsOptions(Frozen):
     subnet_ids: dict[str, str] = Field(default_factory=dict)
     """The subnet of each zone, where the account has no default VPC; it needs a way out to the internet."""
     lifetime_seconds: int = Field(default=7 * 24 * 3600, ge=600)
-    """After so long a machine powers itself off, whatever else happens."""
+    """After so long a machine powers itself off, whatever else happens; a job with limits says itself how long."""
     timeout_seconds: float = Field(default=30, gt=0)
     looks: int = Field(default=3, ge=1)
     """How many reads in a row must miss an instance before it counts as absent."""

@@ -11,7 +11,7 @@ from domain.errors import ProviderRejected
 from domain.offers import Offer
 from providers.base import InstanceSpec
 from providers.gcp.offers import disk_type, split_sku
-from providers.gcp.settings import GcpOptions
+from providers.gcp.settings import LONGEST_RUN_SECONDS, GcpOptions
 from providers.gcp.views import ATTEMPT_LABEL, OWNER_LABEL, region_of
 
 METADATA_BYTES = 262_144
@@ -86,7 +86,7 @@ def instance_resource(spec: InstanceSpec, offer: Offer, image: MachineImage, opt
             "on_host_maintenance": "TERMINATE",
             "automatic_restart": False,
             "instance_termination_action": "DELETE",
-            "max_run_duration": {"seconds": options.lifetime_seconds},
+            "max_run_duration": {"seconds": lifetime_seconds(spec, options)},
         },
     }
     if options.network_tags:
@@ -115,7 +115,7 @@ def user_data(spec: InstanceSpec, options: GcpOptions) -> str:
                 agent=spec.agent.script,
                 private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
-                lifetime_seconds=options.lifetime_seconds,
+                lifetime_seconds=lifetime_seconds(spec, options),
             )
         )
     except ValueError as error:
@@ -124,6 +124,11 @@ def user_data(spec: InstanceSpec, options: GcpOptions) -> str:
     if size > METADATA_BYTES:
         raise ProviderRejected(f"{what}: {size} bytes of user data, at most {METADATA_BYTES} are taken")
     return script
+
+
+def lifetime_seconds(spec: InstanceSpec, options: GcpOptions) -> int:
+    """The job's, as far as Compute Engine counts, or else the connection's."""
+    return min(spec.lifetime_seconds or options.lifetime_seconds, LONGEST_RUN_SECONDS)
 
 
 def gibibytes(gigabytes: int) -> int:

@@ -162,6 +162,26 @@ def test_user_data_is_the_same_bytes_for_every_retry_of_an_attempt() -> None:
     assert len(user_data(spec, AwsOptions())) < 16_384
 
 
+@pytest.mark.parametrize(("limited", "seconds"), [(None, 7 * 24 * 3600), (5_400, 5_400), (10**7, 10**7)])
+def test_a_machine_powers_itself_off_by_the_jobs_limits_or_else_the_connections(
+    limited: int | None, seconds: int
+) -> None:
+    script = gzip.decompress(user_data(spec_for(lifetime_seconds=limited), AwsOptions())).decode()
+    assert f"\nhh_lifetime_seconds={seconds}\n" in script
+
+
+def test_a_machine_asks_for_a_registrys_credentials_only_where_the_job_has_them() -> None:
+    credential = RegistryCredential(username="robot", password=SecretStr(PASSWORD))
+    public, private = (
+        gzip.decompress(user_data(spec_for(registry=registry), AwsOptions())).decode()
+        for registry in (None, credential)
+    )
+    assert "\nhh_private=0\n" in public
+    assert "\nhh_private=1\n" in private
+    assert PASSWORD not in private
+    assert "robot" not in private
+
+
 def test_a_token_is_of_the_attempt_and_the_offer_and_fits(provider: AwsProvider) -> None:
     spec = spec_for()
     here = _offer("us-east-1a:m7i.large:on-demand")

@@ -100,6 +100,14 @@ async def test_google_deletes_the_machine_by_itself_and_it_has_no_identity(
     assert "ssh-keys" not in metadata(body)
 
 
+@pytest.mark.parametrize(("limited", "seconds"), [(5_400, 5_400), (10**8, 120 * 24 * 3600)])
+async def test_a_machine_of_a_job_with_limits_is_deleted_by_those_as_far_as_google_counts(
+    provider: GcpProvider, gcp: GcpServer, limited: int, seconds: int
+) -> None:
+    await provider.create(spec_for(lifetime_seconds=limited), await offer_for(provider))
+    assert launched(gcp)["scheduling"]["maxRunDuration"] == {"seconds": str(seconds)}
+
+
 async def test_a_spot_machine_is_deleted_when_it_is_taken_back(provider: GcpProvider, gcp: GcpServer) -> None:
     await provider.create(spec_for(), await offer_for(provider, spot=True))
     scheduling = launched(gcp)["scheduling"]
@@ -363,7 +371,7 @@ async def test_a_machine_is_offered_in_each_of_its_zones_on_demand_and_spot_for_
 async def test_local_disks_that_come_with_a_machine_are_in_its_price(provider: GcpProvider) -> None:
     offer = await offer_for(provider, "nvidia-h100-80gb", 8)
     parts = 208 * Decimal("0.029311") + 1872 * Decimal("0.002553") + 8 * Decimal("9.79655")
-    assert offer.price_usd_hr == (parts + 16 * 375 * Decimal("0.08") / 730).quantize(Decimal("0.000001"))
+    assert offer.price_usd_hr == (parts + 16 * 375 * Decimal("0.08") / 730).quantize(Decimal("1e-9"))
     assert offer.interconnect is Interconnect.NVLINK
 
 
@@ -410,7 +418,7 @@ async def test_a_price_is_kept_for_a_while_and_then_asked_for(make_gcp_provider:
     for sku in gcp.skus:
         if sku["description"] == "E2 Instance Core running in Americas" and sku["category"]["usageType"] == "OnDemand":
             sku["pricingInfo"][0]["pricingExpression"]["tieredRates"][0]["unitPrice"] = {"units": "1", "nanos": 0}
-    expected = {keeping: Decimal("0.067011"), asking: Decimal("2.023388")}
+    expected = {keeping: Decimal("0.06701142"), asking: Decimal("2.02338824")}
     for provider, price in expected.items():
         assert (await offer_for(provider)).price_usd_hr == price
 
@@ -421,7 +429,7 @@ def test_the_dearer_of_two_prices_and_the_dearest_tier_count() -> None:
     rates = core["pricingInfo"][0]["pricingExpression"]["tieredRates"]
     rates.append({"startUsageAmount": 100, "unitPrice": {"currencyCode": "USD", "units": "0", "nanos": 50_000_000}})
     shape = Shape("e2-standard-2", 2, 8192)
-    assert price_of(shape, "us-east1", False, prices_of(skus)) == Decimal("0.123388")
+    assert price_of(shape, "us-east1", False, prices_of(skus)) == Decimal("0.12338824")
     assert price_of(shape, "nowhere", False, prices_of(skus)) is None
 
 

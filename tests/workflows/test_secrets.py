@@ -137,6 +137,7 @@ async def test_an_image_is_pulled_with_the_secret_as_it_is_at_the_pull(plane: Co
     spec = await instance_spec(plane.context, await row(plane, job_id), attempt)
     assert spec.registry is not None
     assert (spec.registry.username, spec.registry.password.get_secret_value()) == ("robot", "second-password")
+    assert spec.lifetime_seconds is None  # the job has no limits
     assert (await plane.until_terminal(job_id))["state"] == "succeeded"
     await plane.until_gone(job_id)
 
