@@ -32,7 +32,7 @@ from observability.activities import ActivityLogContext
 from providers.base import Provider, ProviderContext
 from providers.registry import Providers
 from settings import Settings
-from store import bootstrap, liveness
+from store import bootstrap, liveness, warnings
 from store.connections import is_stored
 from store.stores import open_stores
 from store.temporal import connect
@@ -194,6 +194,9 @@ async def _connect_patiently(settings: Settings, vault: Vault, stop: asyncio.Eve
 
 async def _verify(context: Context) -> None:
     """Says at the start what each connection is good for; one that is not may become so, so nothing ends here."""
+    settings = context.settings
+    for about, text in (await context.db.read(lambda s: warnings.warnings(s, settings.public_url))).items():
+        log.error("attention_wanted", about=about, message=text)
     for connection_id, provider in list(context.providers.by_connection.items()):
         if is_stored(connection_id):
             # It was verified before it was stored, and is polled.

@@ -1,7 +1,8 @@
 """`reconcile_connection`: what a provider has, against the rows.
 
 Instances with our owner id that no row explains are deleted: no open attempt has them, or it has another instance, as
-after two creates of which only one answer was written down.
+after two creates of which only one answer was written down. A database that may be a copy or a backup (`store.fence`)
+deletes nothing: to it, whatever began since is unexplained.
 """
 
 from datetime import timedelta
@@ -14,7 +15,7 @@ from domain.errors import ProviderError
 from domain.ids import AttemptId
 from domain.states import Reason
 from providers.base import InstanceView, ProviderState
-from store import attempts
+from store import attempts, fence
 from store.tables import Instance, OrphanSighting
 
 
@@ -36,7 +37,12 @@ class ReconcileActivities:
                 return f"{connection_id}: the list could not be read ({error.kind}): {error.message}"
             changed = await self._context.db.write(lambda session: self._take_prices(session, views))
             orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
-            deleted = 0
+            context, deleted, unsure = self._context, 0, ""
+            if not await fence.holds(context.db, context.blobs, context.owner_id, context.clock()):
+                unsure = f", {len(orphans)} orphans only reported: this database may be a copy or a backup"
+                for view in orphans:
+                    log.error("orphan_reported", provider=provider.name, provider_id=view.handle.provider_id)
+                orphans = []
             for view in orphans:
                 log.error("orphan_found", provider=provider.name, provider_id=view.handle.provider_id)
                 try:
@@ -50,7 +56,7 @@ class ReconcileActivities:
                 log.warning("instance_missing", provider=provider.name, attempt_id=attempt_id)
             return (
                 f"{connection_id}: {len(views)} instances, {deleted} orphans deleted,"
-                f" {changed} price changes, {len(missing)} missing"
+                f" {changed} price changes, {len(missing)} missing{unsure}"
             )
 
     def _missing(self, session: Session, connection_id: str, views: list[InstanceView]) -> list[str]:

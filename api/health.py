@@ -9,7 +9,7 @@ from api.auth import ServicesOf
 from api.encoding import json_response
 from api.errors import envelope, request_id_of
 from api.services import Services
-from store import liveness
+from store import liveness, warnings
 
 router = APIRouter(tags=["Health"])
 
@@ -34,11 +34,21 @@ async def readyz(request: Request, services: ServicesOf) -> Response:
         name: {"status": "ok"} if problem is None else {"status": "down", "message": problem}
         for name, problem in problems.items()
     }
+    parts |= {name: {"status": "warning", "message": text} for name, text in (await _warnings(services)).items()}
     down = [name for name, problem in problems.items() if problem is not None]
     if not down:
         return json_response({"status": "ready", "parts": parts})
     message = "not ready: " + "; ".join(f"{name}: {problems[name]}" for name in down)
     return envelope(503, "not_ready", message, request_id_of(request), {"parts": parts}, {"Retry-After": "1"})
+
+
+async def _warnings(services: Services) -> dict[str, str]:
+    """What an administrator should see to, though jobs run."""
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            return await services.db.read(lambda session: warnings.warnings(session, services.settings.public_url))
+    except Exception:
+        return {}
 
 
 async def _database(services: Services) -> str | None:

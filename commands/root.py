@@ -7,6 +7,7 @@ import typer
 from commands import (
     accelerators,
     audit,
+    backend,
     budget,
     database,
     demo,
@@ -14,6 +15,7 @@ from commands import (
     key,
     offers,
     org,
+    orphans,
     processes,
     project,
     quote,
@@ -69,10 +71,12 @@ app.add_typer(key.app, name="key")
 app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 app.add_typer(webhook.app, name="webhook")
+app.add_typer(backend.app, name="backend")
 app.command("offers", short_help="List what the connected providers offer.")(offers.offers)
 app.command("quote", short_help="Ask whether a job could run now, and for how much.")(quote.quote)
 app.command("usage", short_help="Show what jobs cost within a window.")(usage.usage)
 app.command("replay", short_help="Replay a job's history with this version's code.")(replay.replay)
+app.command("orphans", short_help="List machines that the database does not know.")(orphans.orphans)
 app.command("worker", short_help="Run a Temporal worker.")(processes.worker)
 app.command("api", short_help="Run an API server.")(processes.api)
 app.add_typer(vault.app, name="vault", short_help="Rotate the master key.")

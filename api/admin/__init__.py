@@ -6,8 +6,8 @@ answered as if it did not exist.
 
 from fastapi import APIRouter
 
-from api.admin import audit, keys, organizations, projects
+from api.admin import audit, keys, organizations, orphans, projects
 
 router = APIRouter(prefix="/api/v1/admin")
-for part in (organizations, projects, keys, audit):
+for part in (organizations, projects, keys, audit, orphans):
     router.include_router(part.router)

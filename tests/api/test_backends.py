@@ -221,7 +221,7 @@ def test_an_organization_neither_sees_nor_quotes_what_another_connected(
         offer = market.offer("runpod", "o", connection_id=connection_id, price_usd_hr=price)
         api.write(_polled(api, connection_id, offer))
     names = {caller: [row["name"] for row in caller("GET").json()["data"]] for caller in (admin, stranger, operator)}
-    assert names[admin] == ["ours", "research's"]
+    assert set(names[admin]) == {"ours", "research's"}
     assert names[stranger] == ["theirs"]
     assert set(names[operator]) == {"ours", "theirs", "research's"}
     assert stranger("GET", f"/{ours}").status_code == 404
@@ -279,3 +279,12 @@ def test_jobs_reach_what_the_cluster_their_organization_and_their_project_connec
     reach = api.services.db.run_read(lambda s: connections.reach_of_job(s, other.id, "another"))
     assert {name for name, id_ in made.items() if id_ in reach} == {"cluster", "other"}
     assert "local" in reach
+
+
+def test_readiness_tells_of_connections_that_nothing_can_be_rented_from(api: Api, admin: Caller) -> None:
+    connected(api, admin)
+    assert "public_url" not in httpx.get(f"{api.url}/readyz", trust_env=False).text
+    api.services.settings.public_url = None
+    parts = httpx.get(f"{api.url}/readyz", trust_env=False).json()["error"]["details"]["parts"]
+    assert parts["public_url"]["status"] == "warning"
+    assert "HEADRACE_PUBLIC_URL" in parts["public_url"]["message"]
