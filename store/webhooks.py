@@ -40,15 +40,29 @@ _WANTED_BY_OF_JOB: Select[Any] = (
     .outerjoin(Project, col(Project.id) == col(Job.project_id))
     .where(col(Job.id) == bindparam("job"), col(Webhook.enabled).is_(True))
 )
+_IS_DUE: list[Any] = [
+    col(WebhookDelivery.settled_at).is_(None),
+    col(WebhookDelivery.due_at) <= bindparam("now", type_=UtcDateTime),
+    col(Webhook.enabled).is_(True),
+]
+_ORDER: list[Any] = [col(WebhookDelivery.due_at), col(WebhookDelivery.id)]
+# The organizations take turns: one with thousands of deliveries that nobody answers must not keep the others waiting.
+_TURNS = (
+    select_columns(
+        col(WebhookDelivery.id),
+        func.row_number().over(partition_by=col(WebhookDelivery.org_id), order_by=_ORDER).label("turn"),
+    )
+    .join(Webhook, col(Webhook.id) == col(WebhookDelivery.webhook_id))
+    .where(*_IS_DUE)
+    .subquery()
+)
 _DUE = (
     select(WebhookDelivery)
+    .join(_TURNS, _TURNS.c.id == col(WebhookDelivery.id))
     .join(Webhook, col(Webhook.id) == col(WebhookDelivery.webhook_id))
-    .where(
-        col(WebhookDelivery.settled_at).is_(None),
-        col(WebhookDelivery.due_at) <= bindparam("now", type_=UtcDateTime),
-        col(Webhook.enabled).is_(True),
-    )
-    .order_by(col(WebhookDelivery.due_at), col(WebhookDelivery.id))
+    # Asked again: what another process has claimed meanwhile is not due any more.
+    .where(*_IS_DUE)
+    .order_by(_TURNS.c.turn, *_ORDER)
     .limit(bindparam("most", type_=Integer))
     .with_for_update(of=WebhookDelivery, skip_locked=True)
 )
@@ -221,8 +235,8 @@ def _text(moment: datetime) -> str:
 
 
 def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: float) -> list[Parcel]:
-    """Takes up to `limit` deliveries that are due, and hides them from others for the lease: a process that dies leaves
-    them due again."""
+    """Takes up to `limit` deliveries that are due, the organizations in turn, and hides them from others for the lease: a
+    process that dies leaves them due again."""
     rows = list(session.execute(_DUE, {"now": now, "most": limit}).scalars())
     webhooks = {
         webhook.id: webhook

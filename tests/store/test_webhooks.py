@@ -56,6 +56,19 @@ def test_senders_that_claim_at_once_get_different_deliveries(
     assert len(claimed(database, clock())) == 100
 
 
+def test_an_organization_with_many_deliveries_does_not_keep_others_waiting(
+    database: Database, webhook: Webhook, factory: Factory, vault: Vault, clock: SettableClock
+) -> None:
+    emit(database, webhook, clock(), count=30)
+    clock.advance(1)
+    org_id = factory.organization("others").id
+    other = database.run_write(lambda s: webhooks.create(s, vault, org_id, "https://other.example/", [], True, clock()))
+    emit(database, other.webhook, clock(), count=3)
+    first = claimed(database, clock(), limit=10)
+    assert sum(row(database, delivery_id).org_id == org_id for delivery_id in first) == 3
+    assert len(first) == 10
+
+
 def test_what_is_settled_is_not_settled_again(database: Database, webhook: Webhook, clock: SettableClock) -> None:
     emit(database, webhook, clock())
     [delivery_id] = claimed(database, clock())
