@@ -90,8 +90,8 @@ def price_of(shape: Shape, region: str, spot: bool, prices: Prices) -> Decimal |
     disk = prices.get((_LOCAL_DISK, region, spot)) or prices.get((_LOCAL_DISK, region, False))
     if shape.local_disks and disk is not None:
         total += disk * _LOCAL_DISK_GIB * shape.local_disks / _HOURS_A_MONTH
-    # A micro-dollar an hour is nothing, and 28 digits are no price.
-    return total.quantize(Decimal("0.000001"))
+    # Prices of parts are in nano-dollars; the share of a month would go on for ever.
+    return total.quantize(Decimal("1e-9"))
 
 
 def _named(description: str) -> str:

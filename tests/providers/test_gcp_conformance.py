@@ -117,8 +117,10 @@ class TestGcpProvider(ProviderConformance, ProviderFaultConformance):
     @pytest.fixture(autouse=True)
     def nothing_is_charged_afterwards(self, gcp: GcpServer) -> Iterator[None]:
         yield
-        assert gcp.cloud.running_charges() == []
-        assert gcp.cloud.disks == {}
+        # But for what no read has shown yet, and so nobody could delete.
+        late = {machine.resource["name"] for machine in gcp.cloud.machines.values() if machine.hidden_reads}
+        assert {charge.name for charge in gcp.cloud.running_charges()} <= late
+        assert {name for _, name in gcp.cloud.disks} <= late
 
     @pytest.fixture
     def make_provider(

@@ -3,20 +3,29 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import uvicorn
+from sqlmodel import select
 
 from api.agent import create_agent_app
+from domain.clock import Clock, utc_now
 from domain.states import JobState
+from store.ledger import attos_of
+from store.tables import LedgerEntry
 from tests.providers import gcp_fake
 from tests.providers.gcp_fake import Fault, GcpServer
 from tests.providers.gcp_fake.boots import booting
 from tests.providers.gcp_support import gcp_provider, key_pair
+from tests.support.clock import SettableClock
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
 
+HOUR_OF_ATTOS = 3600 * 10**18
 CPU = {"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 2, "ephemeral_disk_gb": 20}
 
 
@@ -32,10 +41,12 @@ async def gcp_cloud(sqlite_url: str, temporal_address: str) -> AsyncIterator[tup
 
 
 @contextlib.asynccontextmanager
-async def plane_on(gcp_url: str, database_url: str, temporal_address: str) -> AsyncIterator[ControlPlane]:
+async def plane_on(
+    gcp_url: str, database_url: str, temporal_address: str, clock: Clock = utc_now, **settings: Any
+) -> AsyncIterator[ControlPlane]:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with control_plane(database_url, temporal_address, public_url=url) as running:
+    async with control_plane(database_url, temporal_address, clock=clock, public_url=url, **settings) as running:
         assert running.context is not None
         provider = gcp_provider(gcp_url, running.context.owner_id)
         running.context.providers.by_connection["gcp-1"] = provider
@@ -106,3 +117,30 @@ async def test_jobs_over_a_faulty_api_end_and_leave_nothing(gcp_cloud: tuple[Con
         assert (job["state"], job["exit_code"]) == (("failed", 1) if number % 2 else ("succeeded", 0)), job
         assert await plane.log_text(job_id) == f"{number}\n"
     assert not [fault for fault in gcp.faults if fault.operation in ("create", "delete", "get")]
+
+
+async def test_the_ledger_is_what_google_charged(sqlite_url: str, temporal_address: str) -> None:
+    """Time stands still, except while the machines run."""
+    clock = SettableClock(datetime.now(UTC))
+    waits = {"contact_timeout_seconds": 900, "provisioning_timeout_seconds": 900, "launch_timeout_seconds": 900}
+    # 2 cores and 8 GiB of E2 each, on demand and spot.
+    prices = {"never": Decimal("0.06701142"), "only": Decimal("0.0268")}
+    with gcp_fake.serve(key_pair()[1]) as (gcp, url):
+        gcp.cloud.clock = lambda: clock().timestamp()
+        async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address, clock, **waits) as plane:
+            job_ids = {}
+            for spot in prices:
+                job_ids[spot] = await submit(plane, "sleep 600", placement={"spot": spot})
+                await plane.until_state(job_ids[spot], JobState.RUNNING, seconds=60)
+            clock.advance(137.4)
+            for spot, job_id in job_ids.items():
+                await plane.terminate(job_id)
+                await plane.until_terminal(job_id, seconds=60)
+                await plane.until_gone(job_id, seconds=60)
+                (attempt,) = await plane.attempts(job_id)
+                (charge,) = (charge for charge in gcp.cloud.bill if attempt.id in charge.name)
+                assert charge.seconds == 138
+                query = select(LedgerEntry).where(LedgerEntry.resource_id == job_id)
+                entries = await plane.services.db.read(lambda s, query=query: list(s.exec(query).all()))  # type: ignore[misc]
+                attos = sum(attos_of(entry.whole, entry.nano, entry.atto) for entry in entries)
+                assert Fraction(attos, HOUR_OF_ATTOS) == Fraction(prices[spot]) * charge.seconds / 3600

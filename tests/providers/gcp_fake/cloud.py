@@ -2,6 +2,7 @@
 the SDK's own message types, and with the limits that Compute Engine documents."""
 
 import itertools
+import math
 import re
 import time
 import uuid
@@ -51,6 +52,12 @@ class Charge:
     spot: bool
     started_at: float
     ended_at: float | None = None
+
+    @property
+    def seconds(self) -> int:
+        """What is charged: every second begun, a minute at least."""
+        assert self.ended_at is not None
+        return max(60, math.ceil(self.ended_at - self.started_at))
 
 
 @dataclass
