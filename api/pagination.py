@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import orjson
@@ -13,6 +14,8 @@ from store.vault import Vault, VaultError
 Position = int | str | list[int | str]
 """What a traversal needs to go on after an item: its sort key."""
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _LENGTH = 1024
 _DESCRIPTION = "`next_cursor` of the page before; valid only with the same path, filters and order."
 
@@ -48,6 +51,16 @@ class Traversal:
             raise InvalidCursor(
                 "the cursor was changed, or belongs to a list with another order or filter; start without one"
             ) from None
+
+
+def moment_key(moment: datetime) -> int:
+    """A moment as a part of a position, exactly; `moment_of` takes it back."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def moment_of(key: int) -> datetime:
+    """The moment, in UTC, that `moment_key` made a part of a position."""
+    return _EPOCH + key * _MICROSECOND
 
 
 def page(data: Sequence[Any], next_cursor: str | None, total: int) -> dict[str, Any]:

@@ -235,8 +235,8 @@ def _text(moment: datetime) -> str:
 
 
 def claim_due(session: Session, now: datetime, *, limit: int, lease_seconds: float) -> list[Parcel]:
-    """Takes up to `limit` deliveries that are due, the organizations in turn, and hides them from others for the lease: a
-    process that dies leaves them due again."""
+    """Takes up to `limit` deliveries that are due, the organizations in turn, and hides them from others for the lease:
+    a process that dies leaves them due again."""
     rows = list(session.execute(_DUE, {"now": now, "most": limit}).scalars())
     webhooks = {
         webhook.id: webhook

@@ -1,7 +1,7 @@
 """API keys: create, list, get, revoke. A key's token is in the answer to its creation and nowhere else."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -17,7 +17,7 @@ from api.compute.requests import Request as StrictRequest
 from api.compute.schemas import Page
 from api.compute.secret_requests import Moment
 from api.encoding import json_response
-from api.pagination import CursorParameter, Traversal, page
+from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from domain.errors import Forbidden, NotFound
 from domain.roles import Role
 from store import access, audit, directory
@@ -27,8 +27,6 @@ from store.tables import ApiKey
 router = APIRouter(prefix="/keys", tags=["Keys"])
 
 _KEY_ID = re.compile(r"key_[0-9A-Za-z]{16}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 KeyIdParameter = Annotated[str, Path(alias="id", examples=["key_9f2kQxWv3bT8mLpZ"])]
 # Whoever is handed a token must not find it in a cache.
@@ -143,7 +141,7 @@ async def list_keys(
     wanted = directory.KeyFilter(scope(principal, org_id), owner, active, services.clock())
     traversal = Traversal(services.vault, "keys", wanted.org_id, owner, active)
     position = traversal.position(cursor)
-    before = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
+    before = None if position is None else (moment_of(position[0]), position[1])
 
     def read(session: Session) -> tuple[list[tuple[ApiKey, str | None]], int]:
         found = directory.keys(session, wanted, before=before, limit=limit + 1)
@@ -153,7 +151,7 @@ async def list_keys(
     next_cursor = None
     if len(found) > limit:
         last, _ = found[limit - 1]
-        next_cursor = traversal.cursor([(last.created_at - _EPOCH) // _MICROSECOND, last.id])
+        next_cursor = traversal.cursor([moment_key(last.created_at), last.id])
     return json_response(page([_render(*entry) for entry in found[:limit]], next_cursor, total))
 
 

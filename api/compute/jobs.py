@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -17,7 +16,7 @@ from api.compute.requests import EXAMPLE_JOB
 from api.compute.schemas import Job, JobList
 from api.encoding import canonical_json, encode, json_response, parse_json
 from api.idempotency import IdempotencyKey, idempotency_key
-from api.pagination import CursorParameter, Traversal, page
+from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from api.services import Services
 from domain.errors import NotFound
 from domain.ids import new_job_id
@@ -30,8 +29,6 @@ from store.lifecycle import request_termination
 router = APIRouter(prefix="/jobs", tags=["Jobs"])
 
 _JOB_ID = re.compile(r"job_[0-9A-Za-z]{16}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 # Checking a script of megabytes takes longer than the event loop should be kept from others.
 _LARGE_BODY = 256 * 1024
 
@@ -104,7 +101,7 @@ async def list_jobs(
     """The organization's jobs, newest first."""
     traversal = Traversal(services.vault, "jobs", principal.org_id, principal.project_id, state)
     position = traversal.position(cursor)
-    before = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
+    before = None if position is None else (moment_of(position[0]), position[1])
 
     veil = await veil_of(services, principal)
     # What is kept names providers.
@@ -118,7 +115,7 @@ async def list_jobs(
     shown, now = found[:limit], services.clock()
     next_cursor = None
     if len(found) > limit:
-        next_cursor = traversal.cursor([(shown[-1].created_at - _EPOCH) // _MICROSECOND, shown[-1].id])
+        next_cursor = traversal.cursor([moment_key(shown[-1].created_at), shown[-1].id])
     if veil.drawn:
         data: list[Any] = [veil.job(render.job(record, now), record) for record in shown]
     else:

@@ -4,7 +4,6 @@ They belong to the organization: a key that is limited to a project shares them,
 """
 
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -16,7 +15,7 @@ from api.compute.documentation import errors
 from api.compute.schemas import Secret, SecretList
 from api.compute.secret_requests import EXAMPLE_ROTATION, EXAMPLE_SECRET, SecretCreate, SecretRotate, values_of
 from api.encoding import json_response
-from api.pagination import CursorParameter, Traversal, page
+from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from domain.errors import NotFound
 from store import audit, secrets
 from store.tables import Secret as SecretRow
@@ -24,8 +23,6 @@ from store.tables import Secret as SecretRow
 router = APIRouter(prefix="/secrets", tags=["Secrets"])
 
 _SECRET_ID = re.compile(r"sec_[0-9A-Za-z]{16}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 SecretIdParameter = Annotated[str, Path(alias="id", examples=["sec_Vb3nRk8sQw1xYz2M"])]
 
@@ -65,7 +62,7 @@ async def list_secrets(
     """The organization's secrets, oldest first."""
     traversal = Traversal(services.vault, "secrets", principal.org_id)
     position = traversal.position(cursor)
-    after = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
+    after = None if position is None else (moment_of(position[0]), position[1])
 
     def read(session: Session) -> tuple[list[SecretRow], int]:
         found = secrets.oldest(session, principal, after=after, limit=limit + 1)
@@ -75,7 +72,7 @@ async def list_secrets(
     shown = found[:limit]
     next_cursor = None
     if len(found) > limit:
-        next_cursor = traversal.cursor([(shown[-1].created_at - _EPOCH) // _MICROSECOND, shown[-1].id])
+        next_cursor = traversal.cursor([moment_key(shown[-1].created_at), shown[-1].id])
     return json_response(page([_render(secret) for secret in shown], next_cursor, total))
 
 

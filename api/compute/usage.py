@@ -11,7 +11,7 @@ from api.auth import OnBehalfOf, Reader, ServicesOf
 from api.compute.documentation import errors
 from api.compute.schemas import Page
 from api.encoding import json_response, number
-from api.pagination import CursorParameter, Traversal, page
+from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from domain.errors import InvalidRequest
 from domain.money import cents_of
 from store import usage
@@ -21,8 +21,6 @@ router = APIRouter(prefix="/usage", tags=["Usage"])
 
 DEFAULT_DAYS = 30
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
 
 # FastAPI would take numbers and times without a zone for datetimes.
@@ -128,14 +126,14 @@ async def get_compute_usage(
     else:
         # Pages go on in the window of the first one, although the current minute is another.
         begin, end, created, resource_id = position
-        window, after = Window(_moment(begin), _moment(end)), (_moment(created), resource_id)
+        window, after = Window(moment_of(begin), moment_of(end)), (moment_of(created), resource_id)
     scope = Scope(principal.org_id, principal.project_id, resource_type)
     found = await services.db.read(lambda session: usage.report(session, scope, window, now, after=after, limit=limit))
     next_cursor = None
     if found.more:
         last = found.page[-1]
-        begin_end = [_number(window.begin), _number(window.end)]
-        next_cursor = traversal.cursor([*begin_end, _number(last.resource_at), last.resource_id])
+        begin_end = [moment_key(window.begin), moment_key(window.end)]
+        next_cursor = traversal.cursor([*begin_end, moment_key(last.resource_at), last.resource_id])
     spent = {name: found.attos.get(name, 0) for name in ("job", "service", "volume")}
     return json_response(
         {
@@ -196,11 +194,3 @@ def _minute(text: str, field: str) -> datetime:
     if moment.second or any(digit in "123456789" for digit in re.split(r"[Zz+-]", fraction)[0]):
         raise InvalidRequest(f"{field}: must be on an exact UTC minute", field=field)
     return moment
-
-
-def _number(moment: datetime) -> int:
-    return (moment - _EPOCH) // _MICROSECOND
-
-
-def _moment(number_: int) -> datetime:
-    return _EPOCH + number_ * _MICROSECOND

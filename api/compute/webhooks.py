@@ -1,7 +1,7 @@
 """Webhooks: where an organization wants to be told of its jobs' ends and its budgets' alerts. An extension of ours."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -15,7 +15,7 @@ from api.compute.documentation import errors
 from api.compute.requests import Request as StrictRequest
 from api.compute.schemas import Page
 from api.encoding import json_response
-from api.pagination import CursorParameter, Traversal, page
+from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from domain.errors import NotFound
 from domain.notices import NoticeType
 from egress import MOST_URL_CHARACTERS, EgressRefused, check_url
@@ -26,8 +26,6 @@ from store.tables import WebhookDelivery
 router = APIRouter(prefix="/webhooks", tags=["Webhooks"])
 
 _WEBHOOK_ID, _DELIVERY_ID = re.compile(r"wh_[0-9A-Za-z]{16}"), re.compile(r"whd_[0-9A-Za-z]{16}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 # Whoever is handed a secret must not find it in a cache.
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -267,7 +265,7 @@ async def list_deliveries(
     of_org = target(principal, org_id)
     traversal = Traversal(services.vault, "deliveries", of_org, webhook_id, state)
     position = traversal.position(cursor)
-    before = None if position is None else (_EPOCH + position[0] * _MICROSECOND, position[1])
+    before = None if position is None else (moment_of(position[0]), position[1])
 
     def read(session: Session) -> tuple[list[WebhookDelivery], int]:
         webhook = _find(session, of_org, webhook_id)
@@ -277,7 +275,7 @@ async def list_deliveries(
     found, total = await services.db.read(read)
     shown, next_cursor = found[:limit], None
     if len(found) > limit:
-        next_cursor = traversal.cursor([(shown[-1].created_at - _EPOCH) // _MICROSECOND, shown[-1].id])
+        next_cursor = traversal.cursor([moment_key(shown[-1].created_at), shown[-1].id])
     return json_response(page([_render_delivery(delivery) for delivery in shown], next_cursor, total))
 
 
