@@ -5,7 +5,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/headrace
 WORKDIR /src
 COPY . .
-RUN /opt/headrace/bin/pip install --constraint constraints.txt '.[aws,gcp,runpod]'
+RUN /opt/headrace/bin/pip install --constraint constraints.txt '.[aws,gcp,runpod,ssh]'
 
 
 FROM python:3.11.15-slim-bookworm

@@ -163,10 +163,11 @@ class SshProvider:
             seen = await host.engine(engine).inspect(name, Path())
             return [] if seen is None else [host.handle(name, engine, seen.created_at)]
 
-        found, errors = await self._everywhere(look)
-        if not found and errors:
+        answers, errors = await self._everywhere(look)
+        found = [handle for handles in answers for handle in handles]
+        if errors and not found:
             raise errors[0]
-        return [handle for handles in found for handle in handles]
+        return found
 
     async def get(self, handle: Handle) -> InstanceView | None:
         attempt_of(handle)

@@ -24,4 +24,4 @@ class TestSsh(ProviderConformance):
     @pytest.fixture
     def make_provider(self, fleet: RunningFleet, tmp_path: Path) -> MakeProvider:
         unique = uuid.uuid4().hex[:8]
-        return lambda owner: fleet.provider(fleet.fleet("solo"), tmp_path, f"{owner}-{unique}", probe_seconds=0)
+        return lambda owner: fleet.provider(fleet.fleet("solo"), tmp_path, f"{owner}-{unique}")

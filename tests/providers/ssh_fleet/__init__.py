@@ -1,6 +1,5 @@
 """Hosts of a fleet on this machine: real sshd and podman, each in namespaces of its own, on a bridge."""
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -16,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from providers.base import ProviderContext
 from providers.local.host_image import HOST_IMAGE
 from providers.local.podman_config import tuned
 from providers.ssh.provider import SshProvider
 from providers.ssh.settings import Bastion, Fleet, FleetHost
-from providers.base import ProviderContext
 from tests.providers.conformance import OWNER
 from tests.providers.local_support import load_host_image, podman, require_podman, setup_of
 
@@ -75,7 +74,8 @@ class FleetHostProcess:
             with contextlib.suppress(OSError), socket.create_connection((self.address, 22), timeout=1) as link:
                 if link.recv(4) == b"SSH-":
                     return
-            assert time.monotonic() < deadline and self.process.poll() is None, (self.root / "log").read_text()
+            failed = time.monotonic() > deadline or self.process.poll() is not None
+            assert not failed, (self.root / "log").read_text()
             time.sleep(0.02)
 
     def power_off(self) -> None:
@@ -209,10 +209,3 @@ def _archive(root: Path) -> Path:
     saved = podman(setup, "save", "--output", str(target), HOST_IMAGE)
     assert saved.returncode == 0, saved.stderr
     return target
-
-
-async def until(condition: Any, seconds: float = 30) -> None:
-    """Waits for what an asynchronous condition brings about."""
-    async with asyncio.timeout(seconds):
-        while not await condition():
-            await asyncio.sleep(0.05)

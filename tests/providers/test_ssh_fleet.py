@@ -1,0 +1,364 @@
+"""A fleet of three hosts with a real sshd and podman each, one of them a bastion: what goes wrong on a network."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from agent.script import agent_script
+from domain.errors import Ambiguous, AuthError, NoCapacity
+from domain.ids import new_attempt_id
+from domain.offers import Offer
+from domain.spec import ComputeRequest, Workload
+from providers.base import (
+    AgentBootstrap,
+    Handle,
+    InstanceSpec,
+    OfferQuery,
+    ProviderState,
+    TerminateState,
+)
+from providers.local.host_image import HOST_IMAGE
+from providers.ssh.link import HostKeyChanged, HostUnreachable
+from providers.ssh.provider import SshProvider
+from tests.providers.conformance import no_progress, until_gone
+from tests.providers.control_plane import ControlPlane
+from tests.providers.ssh_fleet import DIRECTORY, RunningFleet, running_fleet
+
+pytestmark = [pytest.mark.e2e, pytest.mark.containers]
+JOBS_AT_ONCE = 20
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), "gate", "one", "two") as running:
+        yield running
+
+
+@pytest.fixture
+def owner() -> str:
+    return f"hr-fleet-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[tuple[ControlPlane, str]]:
+    """A control plane whose agents run `echo`, and the path of its agent-only socket."""
+    plane, path = ControlPlane(Workload(argv=("echo", "hello from the fleet"))), str(tmp_path / "agent.sock")
+    async with plane.listening(path):
+        yield plane, path
+
+
+@contextlib.asynccontextmanager
+async def cleaned(provider: SshProvider) -> AsyncIterator[SshProvider]:
+    """The provider; what it owns at the end is removed, whatever the test did."""
+    try:
+        yield provider
+    finally:
+        for view in await provider.list_owned():
+            await until_gone(provider, view.handle)
+        await provider.close()
+
+
+def make_spec(owner: str, script: str = "exec sleep 600", socket: str | None = None, **changes: object) -> InstanceSpec:
+    attempt = new_attempt_id()
+    return InstanceSpec(
+        attempt_id=attempt,
+        owner_id=owner,
+        job_id="job_fleet",
+        org_id=str(changes.get("org_id", "org_fleet")),
+        image=HOST_IMAGE,
+        compute=ComputeRequest(
+            accelerator=str(changes.get("accelerator", "cpu-general")),
+            gpu_count=int(str(changes.get("gpu_count", 0))),
+            ephemeral_disk_gb=1,
+        ),
+        agent=AgentBootstrap(
+            script=script,
+            token=SecretStr(f"hrb.{attempt}"),
+            socket=socket,
+            url=None if socket else "http://127.0.0.1:9",
+        ),
+    )
+
+
+async def offer_of(provider: SshProvider, address: str) -> Offer:
+    return next(o for o in await provider.offers(OfferQuery()) if o.provider_sku.startswith(f"{address}/"))
+
+
+async def started(provider: SshProvider, spec: InstanceSpec, address: str) -> Handle:
+    handle = await provider.create(spec, await offer_of(provider, address))
+    return await provider.provision(handle, spec, no_progress)
+
+
+async def state_of(provider: SshProvider, handle: Handle) -> ProviderState | None:
+    view = await provider.get(handle)
+    return None if view is None else view.state
+
+
+class TestTheWayThere:
+    async def test_jobs_run_behind_a_bastion_and_their_agents_reach_the_control_plane(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
+    ) -> None:
+        control, socket = plane
+        async with cleaned(fleet.provider(fleet.fleet("one", "two", bastion="gate"), tmp_path, owner)) as provider:
+            assert (await provider.verify()).status == "ok"
+            spec = make_spec(owner, agent_script(), socket)
+            handle = await started(provider, spec, fleet.hosts["two"].address)
+            await control.until(lambda: spec.attempt_id in control.exits, 30)
+            assert control.exits[spec.attempt_id]["status"] == "0"
+            assert control.output[spec.attempt_id, "stdout"] == b"hello from the fleet\n"
+            await until_gone(provider, handle)
+            assert fleet.hosts["two"].podman("ps", "--all", "--quiet") == ""
+            link = provider._hosts[fleet.hosts["two"].address].link
+            assert (await link.run(f"ls {DIRECTORY}/leases", timeout=10)).stdout == ""
+
+    async def test_a_wrong_key_is_reported_and_disables_a_fleet_of_one(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        strange = (fleet.hosts["one"].root / "host_key").read_text()
+        provider = fleet.provider(fleet.fleet("one", private_key=strange), tmp_path, owner)
+        report = await provider.verify()
+        assert report.status == "auth"
+        assert "refuses the key of root" in report.message
+        with pytest.raises(AuthError):
+            await provider.list_owned()
+        await provider.close()
+
+    async def test_a_key_that_is_none_is_reported(self, fleet: RunningFleet, tmp_path: Path, owner: str) -> None:
+        provider = fleet.provider(fleet.fleet("one", private_key="no key at all, canary"), tmp_path, owner)
+        report = await provider.verify()
+        assert report.status == "auth"
+        assert "canary" not in report.message
+        await provider.close()
+
+    async def test_a_changed_host_key_is_refused_and_reported(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        host = fleet.hosts["one"]
+        first = fleet.provider(fleet.fleet("one"), tmp_path, owner)
+        (seen,) = await first.probe()
+        assert seen.status == "no_gpu"
+        assert seen.host_key == " ".join((host.root / "host_key.pub").read_text().split()[:2])
+        await first.close()
+        host.power_off()
+        host.new_key()
+        host.start()
+        second = fleet.provider(fleet.fleet("one"), tmp_path, owner)
+        (report,) = await second.probe()
+        assert (report.status, report.reachable) == ("host_key", True)
+        assert (await second.verify()).status == "auth"
+        with pytest.raises(HostKeyChanged, match="another host key"):
+            await second.list_owned()
+        await second.close()
+
+    async def test_an_address_outside_the_allowed_networks_is_not_connected_to(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        provider = fleet.provider(fleet.fleet("one"), tmp_path, owner, allowed_networks=("192.0.2.0/24",))
+        (report,) = await provider.probe()
+        assert "outside the networks" in report.message
+        assert not report.usable
+        await provider.close()
+
+    async def test_more_commands_than_the_host_has_sessions_for_wait_for_each_other(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        host = fleet.hosts["one"]
+        host.power_off()
+        host.configure("MaxSessions 2", fleet.root / "key.pub")
+        host.start()
+        try:
+            provider = fleet.provider(fleet.fleet("one"), tmp_path, owner, connects=12)
+            link = provider._hosts[host.address].link
+            answers = await asyncio.gather(*(link.run(f"sleep 0.2; echo {n}", timeout=20) for n in range(8)))
+            assert [answer.stdout for answer in answers] == [f"{n}\n" for n in range(8)]
+            await provider.close()
+        finally:
+            host.power_off()
+            host.configure("", fleet.root / "key.pub")
+            host.start()
+
+
+class TestAHostThatIsAway:
+    async def test_its_jobs_stay_through_a_partition_and_go_on_after_it(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
+    ) -> None:
+        control, socket = plane
+        control.workload = Workload(argv=("bash", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done; echo over"))
+        host = fleet.hosts["one"]
+        provider = fleet.provider(
+            fleet.fleet("one", "two"), tmp_path, owner, probe_seconds=0, connects=1, connect_seconds=2
+        )
+        async with cleaned(provider):
+            spec = make_spec(owner, agent_script(), socket)
+            handle = await started(provider, spec, host.address)
+            await control.until(lambda: "/agent/v1/started" in control.paths(spec.attempt_id), 30)
+            host.cut()
+            try:
+                for question in (provider.get(handle), provider.list_owned(), provider.find(spec.attempt_id)):
+                    with pytest.raises(Ambiguous):
+                        await question
+                with pytest.raises(Ambiguous):
+                    await provider.terminate(handle)
+                offers = await provider.offers(OfferQuery())
+                assert {offer.provider_sku.partition("/")[0] for offer in offers} == {fleet.hosts["two"].address}
+                with pytest.raises(NoCapacity):
+                    await provider.create(make_spec(owner), offers[0].model_copy(
+                        update={"provider_sku": f"{host.address}/cpu-general"}
+                    ))  # fmt: skip
+            finally:
+                host.heal()
+            assert await state_once_reachable(provider, handle) is ProviderState.RUNNING
+            host.podman("exec", handle.provider_id, "touch", "/tmp/go")
+            await control.until(lambda: spec.attempt_id in control.exits, 60)
+            assert control.exits[spec.attempt_id]["status"] == "0"
+            assert control.output[spec.attempt_id, "stdout"] == b"over\n"
+
+    async def test_its_jobs_are_lost_with_its_power(self, fleet: RunningFleet, tmp_path: Path, owner: str) -> None:
+        host = fleet.hosts["two"]
+        async with cleaned(fleet.provider(fleet.fleet("two"), tmp_path, owner)) as provider:
+            handle = await started(provider, make_spec(owner), host.address)
+            assert await state_of(provider, handle) is ProviderState.RUNNING
+            host.power_off()
+            host.start()
+            assert await state_of(provider, handle) is ProviderState.FAILED
+            (view,) = await provider.list_owned()
+            assert view.state is ProviderState.FAILED
+            await until_gone(provider, handle)
+
+    async def test_agents_find_a_control_plane_that_was_restarted(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
+    ) -> None:
+        control, socket = plane
+        control.workload = Workload(argv=("bash", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done; echo over"))
+        host = fleet.hosts["two"]
+        first = fleet.provider(fleet.fleet("two"), tmp_path, owner)
+        spec = make_spec(owner, agent_script(), socket)
+        handle = await started(first, spec, host.address)
+        await control.until(lambda: "/agent/v1/started" in control.paths(spec.attempt_id), 30)
+        await first.close()
+        async with cleaned(fleet.provider(fleet.fleet("two"), tmp_path, owner, agent_socket=socket)) as second:
+            await second.list_owned()
+            host.podman("exec", handle.provider_id, "touch", "/tmp/go")
+            await control.until(lambda: spec.attempt_id in control.exits, 60)
+            assert control.output[spec.attempt_id, "stdout"] == b"over\n"
+
+
+class TestManyJobs:
+    async def test_run_at_once_on_all_hosts_and_leave_nothing(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
+    ) -> None:
+        control, socket = plane
+        names = ("one", "two")
+        fleet_of_two = fleet.fleet(*names, bastion="gate", cpu_slots=JOBS_AT_ONCE // 2)
+        async with cleaned(fleet.provider(fleet_of_two, tmp_path, owner)) as provider:
+
+            async def job(number: int) -> Handle:
+                spec = make_spec(owner, agent_script(), socket)
+                handle = await started(provider, spec, fleet.hosts[names[number % 2]].address)
+                await control.until(lambda: spec.attempt_id in control.exits, 120)
+                assert control.exits[spec.attempt_id]["status"] == "0"
+                return handle
+
+            handles = await asyncio.gather(*map(job, range(JOBS_AT_ONCE)))
+            assert len({handle.provider_id for handle in handles}) == JOBS_AT_ONCE
+            with pytest.raises(NoCapacity):  # every slot is held until its job is removed
+                await provider.create(make_spec(owner), await offer_of(provider, fleet.hosts["one"].address))
+            ends = await asyncio.gather(*map(provider.terminate, handles))
+            assert set(ends) == {TerminateState.GONE}
+            assert await provider.list_owned() == []
+            for name in names:
+                assert fleet.hosts[name].podman("ps", "--all", "--quiet") == ""
+
+    async def test_of_another_organization_wait_unless_an_administrator_lets_them(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        async with cleaned(fleet.provider(fleet.fleet("one"), tmp_path, owner)) as provider:
+            offer = await offer_of(provider, fleet.hosts["one"].address)
+            await provider.create(make_spec(owner), offer)
+            with pytest.raises(NoCapacity, match="another organization"):
+                await provider.create(make_spec(owner, org_id="org_other"), offer)
+            lenient = fleet.provider(fleet.fleet("one"), tmp_path, owner, multi_tenant=True)
+            await lenient.create(make_spec(owner, org_id="org_other"), offer)
+            await lenient.close()
+
+
+class TestGpus:
+    """The driver's program is a stand-in: this machine has no GPU. What is checked is who gets which device."""
+
+    @pytest.fixture
+    def smi(self, fleet: RunningFleet) -> Iterator[Path]:
+        host = fleet.hosts["two"]
+        tools = host.root / "bin"
+        tools.mkdir()
+        program = tools / "nvidia-smi"
+        program.write_text(
+            "#!/bin/bash\ncase $1 in *driver*) echo 550.54 ;; *)\n"
+            'for n in 0 1 2 3; do echo "NVIDIA H100 80GB HBM3, 81559, GPU-$n"; done ;; esac\n'
+        )
+        program.chmod(0o755)
+        host.power_off()
+        host.start()
+        yield program
+        host.power_off()
+        program.unlink()
+        tools.rmdir()
+        host.start()
+
+    async def test_are_leased_by_device_and_reported(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, smi: Path
+    ) -> None:
+        provider = fleet.provider(fleet.fleet("two"), tmp_path, owner, probe_seconds=0)
+        async with cleaned(provider):
+            (report,) = await provider.probe()
+            assert (report.status, report.message) == ("ok", "4x H100 (80GB), 320GB total")
+            assert report.driver == "550.54"
+            offers = {o.gpu_count: o for o in await provider.offers(OfferQuery())}
+            assert {count: str(offer.price_usd_hr) for count, offer in offers.items()} == {
+                1: "0.625000", 2: "1.250000", 3: "1.875000", 4: "2.500000",
+            }  # fmt: skip
+
+            def want(count: int) -> InstanceSpec:
+                return make_spec(owner, accelerator="nvidia-h100-80gb", gpu_count=count)
+
+            first, second = await asyncio.gather(
+                provider.create(want(1), offers[1]), provider.create(want(2), offers[2])
+            )
+            leases = await provider._hosts[fleet.hosts["two"].address].leases.all()
+            held = [gpu for lease in leases for gpu in lease.gpu_ids]
+            assert len(held) == len(set(held)) == 3
+            with pytest.raises(NoCapacity):
+                await provider.create(want(2), offers[2])
+            left = {o.gpu_count: o.available for o in await provider.offers(OfferQuery())}
+            assert left == {1: True, 2: False, 3: False, 4: False}
+            for handle in (first, second):
+                assert await provider.terminate(handle) is TerminateState.GONE
+            assert all(offer.available for offer in await provider.offers(OfferQuery()))
+
+    @pytest.fixture
+    def broken_driver(self, smi: Path) -> None:
+        smi.write_text("#!/bin/bash\necho 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18\n")
+
+    @pytest.mark.usefixtures("broken_driver")
+    async def test_whose_driver_fails_are_not_taken_for_none(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        provider = fleet.provider(fleet.fleet("two"), tmp_path, owner)
+        (report,) = await provider.probe()
+        assert report.status == "probe_failed"
+        assert "version mismatch" in report.message
+        assert await provider.offers(OfferQuery()) == []
+        await provider.close()
+
+
+async def state_once_reachable(provider: SshProvider, handle: Handle) -> ProviderState | None:
+    """What the host says as soon as it can be asked again."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(HostUnreachable):
+                return await state_of(provider, handle)
+            await asyncio.sleep(0.2)
