@@ -10,8 +10,8 @@ from sqlmodel import Session
 from api.admin.scope import NO_NUL, OrgIdQuery, scope
 from api.auth import OnBehalfOf, OrgAdmin, ServicesOf
 from api.compute.documentation import errors
+from api.compute.moments import Moment
 from api.compute.schemas import Page
-from api.compute.secret_requests import Moment
 from api.encoding import json_response, timestamp
 from api.pagination import CursorParameter, Traversal, page
 from store import audit

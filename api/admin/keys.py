@@ -12,10 +12,10 @@ from api.admin.scope import NO_NUL, OrgIdQuery, scope, target
 from api.auth import OnBehalfOf, OrgAdmin, ServicesOf
 from api.bodies import documented, parsed
 from api.compute.documentation import errors
+from api.compute.moments import Moment
 from api.compute.requests import Name, Slug
 from api.compute.requests import Request as StrictRequest
 from api.compute.schemas import Page
-from api.compute.secret_requests import Moment
 from api.encoding import json_response
 from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from domain.errors import Forbidden, NotFound

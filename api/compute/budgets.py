@@ -14,7 +14,7 @@ from api.admin.scope import OrgIdQuery, target
 from api.auth import OnBehalfOf, OrgAdmin, Reader, ServicesOf
 from api.bodies import documented, parsed
 from api.compute.documentation import errors
-from api.compute.requests import MAX_USD, Name, Slug
+from api.compute.requests import MAX_USD, Bounded, Name, Slug
 from api.compute.requests import Request as StrictRequest
 from api.compute.schemas import Page
 from api.encoding import json_response, number
@@ -42,25 +42,17 @@ IfMatch = Annotated[
 ]
 
 
-class _Bounded(ValueError):
-    """Names the limit that was broken."""
-
-    def __init__(self, message: str, limit: Any) -> None:
-        super().__init__(message)
-        self.limit = limit
-
-
 def _amount(value: Any) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise ValueError("must be a number")
     amount = Decimal(value)
     if amount < 0:
-        raise _Bounded("must not be negative", 0)
+        raise Bounded("must not be negative", 0)
     if amount > MAX_USD:
-        raise _Bounded(f"must be at most {MAX_USD}", str(MAX_USD))
+        raise Bounded(f"must be at most {MAX_USD}", str(MAX_USD))
     exponent = amount.as_tuple().exponent
     if not isinstance(exponent, int) or exponent < -_DECIMAL_PLACES:
-        raise _Bounded(f"must have at most {_DECIMAL_PLACES} decimal places", _DECIMAL_PLACES)
+        raise Bounded(f"must have at most {_DECIMAL_PLACES} decimal places", _DECIMAL_PLACES)
     # One form for equal amounts, and no negative zero.
     return Decimal(format(abs(amount), "f"))
 
@@ -68,11 +60,11 @@ def _amount(value: Any) -> Decimal:
 def _percents(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) > _MOST_PERCENTS:
-            raise _Bounded(f"has more than {_MOST_PERCENTS} entries", _MOST_PERCENTS)
+            raise Bounded(f"has more than {_MOST_PERCENTS} entries", _MOST_PERCENTS)
         if any(isinstance(entry, bool) or not isinstance(entry, int) for entry in value):
             raise ValueError("must be whole numbers")
         if any(not 1 <= entry <= EXHAUSTED_PERCENT for entry in value):
-            raise _Bounded("must be from 1 to 100", {"min": 1, "max": EXHAUSTED_PERCENT})
+            raise Bounded("must be from 1 to 100", {"min": 1, "max": EXHAUSTED_PERCENT})
         return sorted(set(value))
     return value
 

@@ -50,18 +50,18 @@ def _amount(largest: Decimal) -> Callable[[Any], Decimal]:
             raise ValueError("must be a number")
         number = Decimal(value)
         if number <= 0:
-            raise _Bounded("must be greater than 0; leave it out for no limit", 0)
+            raise Bounded("must be greater than 0; leave it out for no limit", 0)
         if number > largest:
-            raise _Bounded(f"must be at most {largest}", str(largest))
+            raise Bounded(f"must be at most {largest}", str(largest))
         exponent = number.as_tuple().exponent
         if not isinstance(exponent, int) or exponent < -_DECIMAL_PLACES:
-            raise _Bounded(f"must have at most {_DECIMAL_PLACES} decimal places", _DECIMAL_PLACES)
+            raise Bounded(f"must have at most {_DECIMAL_PLACES} decimal places", _DECIMAL_PLACES)
         return number
 
     return check
 
 
-class _Bounded(ValueError):
+class Bounded(ValueError):
     """A ValueError that names the limit which was broken."""
 
     def __init__(self, message: str, limit: Any) -> None:
@@ -74,7 +74,7 @@ def at_most(names: int) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > names:
-            raise _Bounded(f"has more than {names} names", names)
+            raise Bounded(f"has more than {names} names", names)
         return value
 
     return BeforeValidator(check)
@@ -146,7 +146,7 @@ class Request(BaseModel):
     @classmethod
     def _has_few_fields(cls, value: Any) -> Any:
         if isinstance(value, dict) and len(value) > _MAX_FIELDS:
-            raise _Bounded(f"has more than {_MAX_FIELDS} fields", _MAX_FIELDS)
+            raise Bounded(f"has more than {_MAX_FIELDS} fields", _MAX_FIELDS)
         return value
 
 

@@ -1,28 +1,15 @@
 """What a request about a secret may hold. Values are never part of an error."""
 
-import re
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, SecretStr, StringConstraints
+from pydantic import Field, SecretStr, StringConstraints
 
+from api.compute.moments import Moment
 from api.compute.requests import Name, Request, at_most, matching, refusal
 from domain.secrets import MAX_BYTES, MAX_KEYS, is_expired
 from store.secrets import Values
 
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
-
-
-def _moment(value: Any) -> datetime:
-    if not isinstance(value, str) or not _TIME.fullmatch(value):
-        raise ValueError("must be a time of RFC 3339 with its zone, such as 2027-01-31T12:00:00Z")
-    try:
-        return datetime.fromisoformat(value.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ValueError("is no time that there is") from None
-
-
-Moment = Annotated[datetime, BeforeValidator(_moment)]
 SecretKey = Annotated[
     str,
     StringConstraints(min_length=1, max_length=128),

@@ -1,6 +1,5 @@
 """Usage: what the organization's resources cost within a window."""
 
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -9,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import OnBehalfOf, Reader, ServicesOf
 from api.compute.documentation import errors
+from api.compute.moments import is_on_a_minute, moment
 from api.compute.schemas import Page
 from api.encoding import json_response, number
 from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
@@ -21,9 +21,8 @@ router = APIRouter(prefix="/usage", tags=["Usage"])
 
 DEFAULT_DAYS = 30
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
-_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
 
-# FastAPI would take numbers and times without a zone for datetimes.
+# As texts: an exact minute is one to the last digit that was written, and a datetime has fewer.
 FromParameter = Annotated[
     str | None,
     Query(
@@ -181,16 +180,13 @@ def _window(from_: str | None, to: str | None, now: datetime) -> Window:
 
 
 def _minute(text: str, field: str) -> datetime:
-    if not _RFC_3339.fullmatch(text):
-        raise InvalidRequest(f"{field}: must be an RFC 3339 time such as 2026-07-01T00:00:00Z", field=field)
-    fraction = text.partition(".")[2]
     try:
-        moment = datetime.fromisoformat(text.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise InvalidRequest(f"{field}: names no moment", field=field) from None
-    if moment < _EARLIEST:
+        begin = moment(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{field}: {error}", field=field) from None
+    if begin < _EARLIEST:
         earliest = _EARLIEST.strftime("%Y-%m-%dT%H:%M:%SZ")
         raise InvalidRequest(f"{field}: must not be earlier than {earliest}", field=field, limit=earliest)
-    if moment.second or any(digit in "123456789" for digit in re.split(r"[Zz+-]", fraction)[0]):
+    if not is_on_a_minute(text):
         raise InvalidRequest(f"{field}: must be on an exact UTC minute", field=field)
-    return moment
+    return begin
