@@ -15,8 +15,10 @@ from activities.failures import bounded, cannot_launch, to_application_error
 from activities.instances import instance_spec, refuse_unlaunchable
 from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError
 from domain.masking import mask
+from domain.spec import JobSpec
+from domain.ssh_access import endpoint_entries, with_ssh
 from domain.states import EventType, JobState, Reason
-from providers.base import Handle, InstanceView, Provider, ProviderState
+from providers.base import Handle, InstanceView, Provider, ProviderState, PublishedPort
 from store import attempts, launch_secrets
 from store.tables import Instance, Job
 from store.transitions import record
@@ -25,6 +27,7 @@ from workflows.contract import AttemptInput, FailureType
 _FIRST_POLL_SECONDS = 0.015
 _LONGEST_POLL_SECONDS = 1.0
 _PROVIDER_POLL_SECONDS = 2.0
+_ENDPOINT_LOOKS = 5
 
 
 class ProvisionActivities:
@@ -41,7 +44,7 @@ class ProvisionActivities:
             if instance.hello_at is None:
                 await refuse_unlaunchable(self._context, job)
                 await self._boot(job, instance)
-            await self._await_start(request, instance)
+            await self._await_start(request, job, instance)
 
     def _rows(self, session: Session, request: AttemptInput) -> tuple[Job, Instance]:
         job = fenced_job(session, request.job_id, request.token, lock=False)
@@ -95,7 +98,7 @@ class ProvisionActivities:
 
         return await self._context.db.write(store)
 
-    async def _await_start(self, request: AttemptInput, instance: Instance) -> None:
+    async def _await_start(self, request: AttemptInput, job: Job, instance: Instance) -> None:
         provider = self._context.providers.of(instance.connection_id)
         pause, loop = _FIRST_POLL_SECONDS, asyncio.get_running_loop()
         look_at = loop.time() + _PROVIDER_POLL_SECONDS
@@ -106,7 +109,7 @@ class ProvisionActivities:
                 _, row = await self._context.db.read(lambda session: self._rows(session, request))
                 seen = marks
             if row.started_at is not None or row.exit_report is not None:
-                await self._store_endpoints(provider, row)
+                await self._store_endpoints(provider, job, row)
                 return
             _refuse_when_not_launched(row)
             self._check_launch(row)
@@ -126,18 +129,29 @@ class ProvisionActivities:
             non_retryable=True,
         )
 
-    async def _store_endpoints(self, provider: Provider, instance: Instance) -> None:
-        job_ports = instance.handle is not None and instance.handle.get("data", {}).get("published")
-        if not job_ports:
+    async def _store_endpoints(self, provider: Provider, job: Job, instance: Instance) -> None:
+        """Where the job's ports are reached. Some backends publish them a moment after the workload's start."""
+        spec = JobSpec.model_validate(job.spec)
+        wanted = with_ssh(spec.ports, spec.ssh_public_key)
+        data = (instance.handle or {}).get("data", {})
+        if not wanted or not (data.get("published") or data.get("ports")):
             return
-        try:
-            view = await provider.get(Handle.model_validate(instance.handle))
-        except ProviderError as error:
-            log.warning("endpoints_unknown", attempt_id=instance.id, kind=error.kind)
+        found: tuple[PublishedPort, ...] = ()
+        for look in range(_ENDPOINT_LOOKS):
+            if look:
+                await asyncio.sleep(_PROVIDER_POLL_SECONDS)
+            try:
+                view = await provider.get(Handle.model_validate(instance.handle))
+            except ProviderError as error:
+                log.warning("endpoints_unknown", attempt_id=instance.id, kind=error.kind)
+                continue
+            found = () if view is None else view.endpoints
+            if view is None or len(found) >= len(wanted):
+                break
+        if not found:
             return
-        if view is None or not view.endpoints:
-            return
-        shown = [{"name": e.name, "protocol": e.protocol, "host": e.host, "port": e.port} for e in view.endpoints]
+        published = [{"name": e.name, "protocol": e.protocol, "host": e.host, "port": e.port} for e in found]
+        shown = endpoint_entries(spec.ports, spec.ssh_public_key, published)
 
         def store(session: Session) -> None:
             row = attempts.locked(session, instance.id)

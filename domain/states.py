@@ -101,6 +101,8 @@ class EventType(StrEnum):
     AGENT_FAULT = "agent_fault"
     NONCE_REFUSED = "nonce_refused"
     LAUNCH_REFUSED = "launch_refused"
+    SSH_OPENED = "ssh_opened"
+    SSH_UNAVAILABLE = "ssh_unavailable"
     TERMINATION_REQUESTED = "termination_requested"
     LATE_EXIT = "late_exit"
     CONTACT_LOST = "contact_lost"

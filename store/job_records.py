@@ -22,6 +22,7 @@ class AttemptRecord:
     reason_code: str | None
     reason_message: str | None
     endpoints: list[dict[str, Any]] | None
+    ssh_host_key: str | None
     created_at: datetime
     allocated_at: datetime | None
     started_at: datetime | None

@@ -161,6 +161,18 @@ def _started(session: Session, instance: Instance, now: datetime) -> None:
     )
 
 
+def ssh_told(session: Session, instance: Instance, host_key: str | None, now: datetime) -> bool:
+    """Whether the workload's sshd serves, and by which key one knows it; None where it does not. The first word counts:
+    whether this was it."""
+    kind = EventType.SSH_UNAVAILABLE if host_key is None else EventType.SSH_OPENED
+    data = {"instance_id": instance.id, **({} if host_key is None else {"host_key": host_key})}
+    if not record(session, instance.job_id, kind, f"ssh-{instance.id}", now, data):
+        return False
+    instance.ssh_host_key = host_key
+    session.add(instance)
+    return True
+
+
 def agent_exit(session: Session, instance: Instance, report: ExitReport, now: datetime) -> None:
     """The first exit report of an instance counts. The one that wins running -> finalizing seals the job's outcome;
     any later or overtaken one is an event only. An exit implies a start whose report has not arrived yet."""

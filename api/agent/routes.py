@@ -20,11 +20,11 @@ from sqlmodel import Session
 from agent.launch_spec import LaunchSpec, render
 from agent.script import PROTOCOL
 from api.agent.auth import attempt_row, bearer, bootstrap_attempt, session_row
-from api.agent.bodies import CHUNK_BYTES, LAST_OFFSET, read_body, read_exit, read_lines
+from api.agent.bodies import CHUNK_BYTES, LAST_OFFSET, MESSAGE_BYTES, read_body, read_exit, read_lines
 from api.agent.orders import order_of
 from api.presence import Order
 from api.services import Services
-from domain import images
+from domain import images, ssh_keys
 from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAuthenticated, Unavailable
 from domain.masking import mask
 from domain.outcome import ExitReport
@@ -149,6 +149,26 @@ async def registry(request: Request) -> Response:
 async def started(request: Request) -> Response:
     """The workload runs."""
     await _with_instance(request, lifecycle.agent_started)
+    return _text("ok")
+
+
+@router.post("/ssh")
+async def ssh(request: Request) -> Response:
+    """The public host key of the workload's sshd, which serves now; an empty body where the image has none. The first
+    word counts."""
+    said = (await read_body(request, MESSAGE_BYTES)).decode(errors="replace").strip()
+    host_key = ssh_keys.normalise(said, field="body") if said else None
+    services = _services(request)
+
+    def store(session: Session, instance: Instance, now: datetime) -> None:
+        job = session.get_one(Job, instance.job_id)
+        if job.spec.get("ssh_public_key") is None:
+            raise Conflict(f"{job.id} wants no SSH access")
+        if lifecycle.ssh_told(session, instance, host_key, now) and host_key is None:
+            why = "no SSH: the image has no sshd (openssh-server), or it does not start"
+            services.logs.append_system(session, job.id, [why], now)
+
+    await _with_instance(request, store)
     return _text("ok")
 
 

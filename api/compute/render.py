@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from api.encoding import encode, number
+from domain import ssh_access
 from domain.attempts import Fault, fault_of
 from domain.billing import metered
 from domain.catalog import Accelerator, Gpu
@@ -16,9 +17,6 @@ from domain.money import PricingModel, cents
 from domain.states import JobState
 from store.job_records import AttemptRecord, EventRecord, JobRecord
 from store.logs.store import LogLine
-
-SSH = "ssh"
-"""The protocol of the endpoint entry through which a workload's sshd is reached."""
 
 _MOST_SETTLED = 4096
 _settled: dict[str, orjson.Fragment] = {}
@@ -187,15 +185,15 @@ def _hardware(offer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reachable(attempt: AttemptRecord) -> dict[str, Any]:
-    """`endpoints`, and `ssh` where the workload has it, while the instance is there."""
+    """`endpoints`, and `ssh` once the workload's sshd serves, while the instance is there."""
     if attempt.terminal_at is not None or not attempt.endpoints:
         return {}
     answer: dict[str, Any] = {"endpoints": []}
     for entry in attempt.endpoints:
-        if entry["protocol"] == SSH:
-            answer["ssh"] = _ssh(entry)
-        else:
+        if entry["protocol"] != ssh_access.ENTRY:
             answer["endpoints"].append(_endpoint(entry))
+        elif attempt.ssh_host_key is not None:
+            answer["ssh"] = _ssh(entry, attempt.ssh_host_key)
     return answer
 
 
@@ -207,9 +205,10 @@ def _endpoint(entry: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _ssh(entry: dict[str, Any]) -> dict[str, Any]:
+def _ssh(entry: dict[str, Any], host_key: str) -> dict[str, Any]:
     user, host, port = entry.get("user", "root"), entry["host"], entry["port"]
-    return {"host": host, "port": port, "user": user, "command": f"ssh -p {port} {user}@{host}"}
+    command = f"ssh -p {port} {user}@{host}"
+    return {"host": host, "port": port, "user": user, "command": command, "host_key": host_key}
 
 
 def _reason(code: str | None, message: str | None, details: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -103,6 +103,10 @@ class Ssh(BaseModel):
     port: int
     user: str
     command: str
+    host_key: str | None = Field(
+        default=None,
+        description="The public key of the workload's sshd, made in it at its start: `known_hosts` takes it.",
+    )
 
 
 class Attempts(BaseModel):

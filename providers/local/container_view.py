@@ -18,7 +18,6 @@ LABEL_ORG = "headrace.org"
 LABEL_PORTS = "headrace.ports"
 LABEL_GPUS = "headrace.gpus"
 
-SSH_PORT = 22
 START_WINDOW = timedelta(seconds=60)
 """How long a container may be created and not yet running before that counts as a failed start."""
 

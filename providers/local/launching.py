@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from domain.spec import Port
+from domain.ssh_access import with_ssh
 from providers.base import InstanceSpec
-from providers.local.container_view import LABEL_ATTEMPT, LABEL_JOB, LABEL_ORG, LABEL_OWNER, SSH_PORT
+from providers.local.container_view import LABEL_ATTEMPT, LABEL_JOB, LABEL_ORG, LABEL_OWNER
 from providers.local.engine import AGENT_MOUNT, Launch
 from providers.local.offers import Machine
 from providers.local.records import Record
@@ -53,7 +53,7 @@ def build_launch(
             LABEL_JOB: record.job_id,
             LABEL_ORG: record.org_id,
         },
-        ports=_ports(spec) if publish_address else (),
+        ports=with_ssh(spec.ports, spec.ssh_public_key) if publish_address else (),
         publish_address=publish_address or "127.0.0.1",
         registry=spec.registry,
         cpus=vcpus,
@@ -91,10 +91,3 @@ def install_script(directory: Path, script: str) -> str:
 def name_of_script(script: str) -> str:
     """A name made of its content."""
     return f"agent-v1-{hashlib.sha256(script.encode()).hexdigest()[:16]}.sh"
-
-
-def _ports(spec: InstanceSpec) -> tuple[Port, ...]:
-    """Those asked for, and SSH's where a key was given."""
-    if spec.ssh_public_key is None or any(port.container_port == SSH_PORT for port in spec.ports):
-        return spec.ports
-    return (*spec.ports, Port(name="ssh", container_port=SSH_PORT, protocol="tcp"))

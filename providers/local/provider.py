@@ -96,7 +96,8 @@ class LocalProvider:
             custom_image=image,
             http_ports=ports,
             tcp_ports=ports,
-            ssh=ports,
+            # On the host's own network port 22 is the host's.
+            ssh=image and self._settings.local_network == "bridge",
             private_image=image,
             logs_api=True,
         )

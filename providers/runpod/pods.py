@@ -1,14 +1,14 @@
 """What a pod is created from, and what its JSON means here."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 from domain.errors import ProviderRejected
 from domain.ids import ATTEMPT_PATTERN, AttemptId
 from domain.offers import Offer
-from domain.spec import Port
+from domain.ssh_access import with_ssh
 from providers.base import Handle, InstanceSpec, InstanceView, ProviderState, PublishedPort
 from providers.runpod.answers import Pod, Registry
 from providers.runpod.catalog import ANYWHERE, MOST_DISK_GB, Product
@@ -17,7 +17,6 @@ POD = "pod"
 REGISTRY = "registry"
 """A credential for a private image: made before its pod, deleted after it."""
 TERMINATED = "TERMINATED"
-SSH_PORT = 22
 HTTPS_PORT = 443
 MOST_HTTP_PORTS = 10
 MOST_STRING_BYTES = 128 * 1024 - 1
@@ -83,7 +82,7 @@ def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> di
     disk_gb = spec.compute.ephemeral_disk_gb
     if not 1 <= disk_gb <= MOST_DISK_GB:
         raise ProviderRejected(f"{what}: a disk of {disk_gb} GB is wanted, RunPod has 1 to {MOST_DISK_GB}")
-    ports = _ports(spec)
+    ports = with_ssh(spec.ports, spec.ssh_public_key)
     http = sum(port.protocol == "http" for port in ports)
     if http > MOST_HTTP_PORTS:
         raise ProviderRejected(f"{what}: {http} http ports are wanted, RunPod publishes at most {MOST_HTTP_PORTS}")
@@ -130,7 +129,7 @@ def spot_input(body: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
 def handle_data(spec: InstanceSpec, registry_id: str | None) -> dict[str, Any]:
     """What a handle keeps beside the pod's id: its attempt, the credential to delete, and the names of the ports, which
     RunPod does not know."""
-    names = {f"{port.container_port}/{port.protocol}": port.name for port in _ports(spec)}
+    names = {f"{port.container_port}/{port.protocol}": port.name for port in with_ssh(spec.ports, spec.ssh_public_key)}
     return {"attempt": spec.attempt_id, "registry": registry_id, "ports": names}
 
 
@@ -175,13 +174,6 @@ def pod_view(pod: Pod, owner_id: str, http_proxy_domain: str, known: Mapping[str
 def price_of(cost: Decimal | None) -> Decimal | None:
     """A stopped pod states 0, which is not what it was rented at."""
     return cost or None
-
-
-def _ports(spec: InstanceSpec) -> Sequence[Port]:
-    """Those asked for, and SSH's where a key was given: the vendor's SSH proxy forwards nothing."""
-    if spec.ssh_public_key is None or any(port.container_port == SSH_PORT for port in spec.ports):
-        return spec.ports
-    return (*spec.ports, Port(name="ssh", container_port=SSH_PORT, protocol="tcp"))
 
 
 def _endpoints(pod: Pod, names: Mapping[str, str], http_proxy_domain: str) -> tuple[PublishedPort, ...]:

@@ -105,6 +105,8 @@ class Instance(SQLModel, table=True):
     reason_code: str | None = None
     reason_message: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
     endpoints: list[dict[str, Any]] | None = fields.json()
+    ssh_host_key: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
+    """The public key of its sshd, which its agent made and told; None where none serves."""
 
     created_at: datetime = fields.time(nullable=False)
     create_settled_at: datetime | None = fields.time()

@@ -21,6 +21,7 @@ from store.tables import Instance, Job, JobEvent
 from store.vault import Vault
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
+from tests.support.logs import texts
 
 NONCE = "0123456789abcdef0123456789abcdef"
 HANDLE = {"provider_id": "x", "resource_type": "container"}
@@ -225,6 +226,49 @@ class TestExit:
     ) -> None:
         assert (await client.post("/exit", content=body, headers=session)).status_code in {400, 422}
         assert row_of(database, instance).exit_report is None
+
+
+class TestSsh:
+    KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPXjAT7RzM2DvV7JhV8CmgGFVR4mdxpKk6h2pCuVtuSF"
+
+    @pytest.fixture
+    def job(self, factory: Factory, database: Database) -> Job:
+        job = factory.job(JobState.PROVISIONING)
+        job.spec = job.spec | {"ssh_public_key": self.KEY}
+        return database.run_write(lambda s: s.merge(job))
+
+    async def test_the_first_host_key_counts(
+        self, client: httpx.AsyncClient, session: dict[str, str], database: Database, instance: Instance
+    ) -> None:
+        other = self.KEY.replace("PXj", "PXk")
+        assert (await client.post("/ssh", headers=session, content=f"{self.KEY}\n")).status_code == 200
+        for content in (other, ""):
+            assert (await client.post("/ssh", headers=session, content=content)).status_code == 200
+        assert row_of(database, instance).ssh_host_key == self.KEY
+        events = database.run_read(lambda s: s.exec(select(JobEvent)).all())
+        assert [event.data["host_key"] for event in events if event.type == "ssh_opened"] == [self.KEY]
+
+    async def test_an_image_without_sshd_is_told_in_the_log(
+        self, client: httpx.AsyncClient, session: dict[str, str], services: Services, job: Job,
+        database: Database, instance: Instance,
+    ) -> None:  # fmt: skip
+        for _ in range(2):
+            assert (await client.post("/ssh", headers=session, content="")).status_code == 200
+        assert row_of(database, instance).ssh_host_key is None
+        assert [line for line in await texts(services.logs, job.id, source="system") if "no sshd" in line] == [
+            "no SSH: the image has no sshd (openssh-server), or it does not start"
+        ]
+
+    async def test_what_is_no_key_or_comes_without_the_session_is_refused(
+        self, client: httpx.AsyncClient, session: dict[str, str], bootstrap: dict[str, str]
+    ) -> None:
+        assert (await client.post("/ssh", headers=session, content="canary")).status_code == 422
+        assert (await client.post("/ssh", headers=session, content="x" * 70_000)).status_code == 413
+        assert (await client.post("/ssh", headers=bootstrap, content=self.KEY)).status_code == 401
+
+
+async def test_a_job_that_wants_no_ssh_takes_no_host_key(client: httpx.AsyncClient, session: dict[str, str]) -> None:
+    assert (await client.post("/ssh", headers=session, content=TestSsh.KEY)).status_code == 409
 
 
 class TestBeforeTheLaunch:

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import event, func
-from sqlmodel import select
+from sqlmodel import Session, select
 
 from domain.money import PricingModel
 from domain.roles import Role
 from domain.states import InstanceState, JobState
 from store.db import Database
-from store.tables import InboxRow, Job
+from store.tables import InboxRow, Instance, Job
 from tests.api.conftest import JOB, Api
 from tests.conftest import BOTH_ENGINES
 from tests.support.clock import SettableClock
@@ -292,6 +292,33 @@ class TestSpend:
         assert (shown["price_usd_hr"], shown["exit_code"]) == (0.44, 0)
         assert "current_price_usd_hr" not in shown
         assert "ssh" not in shown
+
+    def test_ssh_is_shown_once_the_workloads_sshd_serves_with_its_host_key(
+        self, api: Api, factory: Factory, clock: SettableClock
+    ) -> None:
+        job = factory.job(JobState.RUNNING, allocated_at=clock())
+        entry = {"name": "ssh", "protocol": "ssh", "host": "2001:db8::7", "port": 22022, "user": "root"}
+        instance = factory.instance(job, InstanceState.RUNNING, allocated_at=clock(), endpoints=[entry])
+        factory.price(instance, "0.44")
+        shown = api.get(f"/jobs/{job.id}").json()
+        assert "ssh" not in shown
+        assert shown["endpoints"] == []
+
+        def told(session: Session) -> None:
+            row = session.get_one(Instance, instance.id)
+            row.ssh_host_key = "ssh-ed25519 AAAA"
+            session.add(row)
+
+        api.services.db.run_write(told)
+        expected = {
+            "host": "2001:db8::7",
+            "port": 22022,
+            "user": "root",
+            "command": "ssh -p 22022 root@2001:db8::7",
+            "host_key": "ssh-ed25519 AAAA",
+        }
+        assert api.get(f"/jobs/{job.id}").json()["ssh"] == expected
+        assert api.get(f"/jobs/{job.id}/instances").json()["data"][0]["ssh"] == expected
 
     def test_a_rate_is_shown_with_all_its_digits(self, api: Api, factory: Factory, clock: SettableClock) -> None:
         job = factory.job(JobState.RUNNING, allocated_at=clock())

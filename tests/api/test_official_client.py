@@ -127,6 +127,7 @@ async def test_a_running_job_shows_its_hardware_price_and_spend(
             {"name": "web", "protocol": "http", "host": "203.0.113.7", "port": 8000},
             {"name": "ssh", "protocol": "ssh", "host": "203.0.113.7", "port": 22022},
         ],
+        ssh_host_key="ssh-ed25519 AAAA",
     )
     factory.price(instance, "0.44")
     clock.advance(1560)
@@ -134,6 +135,7 @@ async def test_a_running_job_shows_its_hardware_price_and_spend(
     assert (shown.accrued_usd, shown.price_usd_hr, shown.current_price_usd_hr) == (0.19, 0.44, 0.44)
     assert (shown.hardware.accelerator, shown.hardware.gpu_memory_gb) == ("nvidia-rtx-4090-24gb", 24)
     assert shown.ssh.command == "ssh -p 22022 root@203.0.113.7"
+    assert (shown.ssh.host, shown.ssh.port, shown.ssh.user) == ("203.0.113.7", 22022, "root")
     assert [endpoint.url for endpoint in shown.endpoints] == ["http://203.0.113.7:8000"]
     assert shown.allocated_at == clock() - timedelta(seconds=1560)
     [listed] = (await call(sdk.compute_jobs, "list_job_instances", id=job.id, order="desc")).data

@@ -196,6 +196,7 @@ def upgrade() -> None:
         sa.Column("reason_code", sa.String(), nullable=True),
         sa.Column("reason_message", sa.Text(), nullable=True),
         sa.Column("endpoints", sa.Text(), nullable=True),
+        sa.Column("ssh_host_key", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("create_settled_at", sa.BigInteger(), nullable=True),
         sa.Column("allocated_at", sa.BigInteger(), nullable=True),
