@@ -128,6 +128,7 @@ class Link:
         Raises:
             HostUnreachable, AuthError, ProviderRejected: see `run`.
         """
+        _require_library()
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         if self._connecting is None:
@@ -150,6 +151,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def _process(self, script: str) -> "AsyncIterator[SSHClientProcess[bytes]]":
+        _require_library()
         import asyncssh
 
         async with self._channels:
@@ -266,6 +268,13 @@ class Link:
             connection.abort()
             raise
         return connection
+
+
+def _require_library() -> None:
+    try:
+        import asyncssh  # noqa: F401
+    except ImportError:
+        raise ProviderRejected("this process lacks asyncssh: install headrace[ssh] where workers run") from None
 
 
 def _shell(user: str) -> str:
