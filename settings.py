@@ -154,6 +154,11 @@ class Settings(BaseSettings):
         description="CIDRs that users' addresses (webhooks) may lead to though they are not public, comma-separated.",
     )
 
+    fleet_networks: str = Field(
+        default="",
+        description="CIDRs in which the hosts of SSH fleets may lie, comma-separated; empty allows none.",
+    )
+
     log_retention_days: float = Field(default=7, gt=0, description="Older log lines are deleted.")
     log_max_bytes: int = Field(
         default=104_857_600, gt=0, description="Per job, a line counting as its text plus 400 bytes."
@@ -171,7 +176,7 @@ class Settings(BaseSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
 
-    @field_validator("egress_allowed_networks")
+    @field_validator("egress_allowed_networks", "fleet_networks")
     @classmethod
     def _are_networks(cls, text: str) -> str:
         for part in filter(None, (part.strip() for part in text.split(","))):

@@ -176,7 +176,15 @@ class ConnectionKeeper:
 
 
 async def _build(context: Context, connection_id: str, backend: str, values: Values) -> Provider:
-    given = ProviderContext(connection_id, context.owner_id, str(context.settings.data_dir))
+    settings = context.settings
+    given = ProviderContext(connection_id, context.owner_id, str(settings.data_dir))
+    if backend == "ssh":
+        # What an administrator says of all fleets, whoever connects them.
+        given.options = {
+            "agent_socket": str(settings.agent_socket),
+            "allowed_networks": [part.strip() for part in settings.fleet_networks.split(",") if part.strip()],
+            "multi_tenant": settings.local_multi_tenant,
+        }
     return await asyncio.to_thread(connect.build, backend, given, values)
 
 

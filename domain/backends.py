@@ -76,6 +76,8 @@ _LIST, _SECRET, _FILE = FieldKind.LIST, FieldKind.SECRET, FieldKind.FILE
 _AWS_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]+"
 _GCP_REGION = r"[a-z]+(-[a-z]+)+[0-9]+"
 _KEY_CHARACTERS = 16_384
+_HOSTNAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*(:[0-9A-Fa-f]*){2,7}"
+_SSH_HOST = r"([A-Za-z_][A-Za-z0-9_.-]*@)?([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?"
 
 # In the order of the console's grid.
 OURS = (
@@ -179,9 +181,28 @@ OURS = (
         (
             FormField("user", "SSH user", required=False, help="By default ubuntu."),
             FormField("port", "SSH port", required=False, pattern=r"[0-9]{1,5}", help="By default 22."),
-            FormField("private_key", "Private key", _FILE, max_characters=_KEY_CHARACTERS),
-            FormField("host", "Host"),
+            FormField("private_key", "Private key", _FILE, max_characters=_KEY_CHARACTERS, help="No passphrase."),
+            FormField(
+                "hosts", "Hosts", _LIST, pattern=_SSH_HOST,
+                help="Each as [user@]host[:port]; docker or podman is installed, sudo asks for no password.",
+            ),
+            FormField("bastion_hostname", "Bastion", required=False, pattern=_HOSTNAME),
+            FormField("bastion_port", "Bastion port", required=False, pattern=r"[0-9]{1,5}", help="By default 22."),
+            FormField("bastion_user", "Bastion user", required=False, help="By default the SSH user."),
+            FormField(
+                "bastion_private_key", "Bastion private key", _FILE, required=False, max_characters=_KEY_CHARACTERS,
+                help="By default the private key.",
+            ),
+            FormField(
+                "price_usd_hr", "USD per hour of a host", required=False, pattern=r"[0-9]{1,5}(\.[0-9]{1,6})?",
+                help="By default 0; a job pays for its part of a host.",
+            ),
+            FormField(
+                "cpu_slots", "Jobs at once", required=False, pattern=r"[1-9][0-9]{0,2}",
+                help="On each host without GPUs; by default 1.",
+            ),
         ),
+        "providers.connect:ssh",
         remote=False,
     ),
 )  # fmt: skip

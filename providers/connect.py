@@ -61,5 +61,18 @@ def runpod(context: ProviderContext, values: Values) -> Provider:
     return RunPodProvider(context, RunPodCredentials(**_given(values, "api_key", "include_community")))
 
 
+def ssh(context: ProviderContext, values: Values) -> Provider:
+    """A fleet of hosts, behind a bastion where one is named."""
+    from providers.ssh.provider import SshProvider
+    from providers.ssh.settings import Fleet, host_of_entry
+
+    given = _given(values, "user", "port", "private_key", "price_usd_hr", "cpu_slots")
+    given["hosts"] = [host_of_entry(entry) for entry in values.get("hosts") or ()]
+    if values.get("bastion_hostname"):
+        names = ("hostname", "port", "user", "private_key")
+        given["bastion"] = {name: values[key] for name in names if values.get(key := f"bastion_{name}") is not None}
+    return SshProvider(context, Fleet.model_validate(given))
+
+
 def _given(values: Values, *names: str) -> Values:
     return {name: values[name] for name in names if values.get(name) is not None}

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from domain.spec import Frozen
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Hostname = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?$")]
+Hostname = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:]([A-Za-z0-9.:_-]*[A-Za-z0-9])?$")]
 User = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$")]
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
 Key = Annotated[SecretStr, Field(min_length=1, max_length=16_384)]
@@ -41,6 +41,21 @@ class FleetHost(Frozen):
     """Of a host without GPUs: how many jobs at once, each with its part of the cores and the memory."""
     address: Hostname | None = None
     """Where users reach the ports of its jobs; by default `hostname`."""
+
+
+def host_of_entry(entry: str) -> FleetHost:
+    """A host written as `[user@]host[:port]`; an IPv6 address stands in brackets.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    user, separator, rest = entry.strip().rpartition("@")
+    if rest.startswith("["):
+        hostname, _, tail = rest[1:].partition("]")
+        port = tail.removeprefix(":")
+    else:
+        hostname, _, port = rest.partition(":")
+    return FleetHost.model_validate({"hostname": hostname, "port": port or None, "user": user if separator else None})
 
 
 class Fleet(Frozen):

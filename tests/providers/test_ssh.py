@@ -13,10 +13,12 @@ import asyncssh
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from domain.backends import backend_of, check_fields
 from domain.clock import utc_now
-from domain.errors import Ambiguous, ProviderRejected
+from domain.errors import Ambiguous, InvalidRequest, ProviderRejected
 from domain.spec import RegistryCredential
 from providers.base import Handle, OfferQuery, ProviderContext
+from providers.connect import build
 from providers.local.images import auth_file, qualify
 from providers.ssh import scripts
 from providers.ssh.addresses import check_behind_bastion, checked_address
@@ -245,3 +247,39 @@ class TestTheAdapter:
         root = Path(__file__).parent.parent.parent
         done = subprocess.run([sys.executable, "-c", program], cwd=root, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+class TestTheForm:
+    def test_becomes_a_fleet(self, tmp_path: Path) -> None:
+        filled = check_fields(
+            backend_of("ssh"),
+            {
+                "private_key": "canary",
+                "hosts": ["192.0.2.1", "root@gpu-1.example:2200", "[2001:db8::1]:22"],
+                "bastion_hostname": "192.0.2.9",
+                "bastion_user": "jump",
+                "price_usd_hr": "2.50",
+                "cpu_slots": "4",
+            },
+        )
+        provider = build("ssh", ProviderContext("conn_1", "hr-test", str(tmp_path)), filled)
+        assert isinstance(provider, SshProvider)
+        found = {name: host.link.target for name, host in provider._hosts.items()}
+        assert {name: (target.user, target.port) for name, target in found.items()} == {
+            "192.0.2.1": ("ubuntu", 22),
+            "gpu-1.example": ("root", 2200),
+            "2001:db8::1": ("ubuntu", 22),
+        }
+        assert {(host.price_usd_hr, host.slots) for host in provider._hosts.values()} == {(Decimal("2.50"), 4)}
+        assert provider._bastion is not None
+        assert provider._bastion.target.address == "192.0.2.9:22"
+
+    @pytest.mark.parametrize("entry", ["-oProxyCommand=x", "a b", "root@", "host:port", "user name@host", "a;b"])
+    def test_takes_no_host_that_is_none(self, entry: str) -> None:
+        with pytest.raises(InvalidRequest, match=r"fields\.hosts"):
+            check_fields(backend_of("ssh"), {"private_key": "canary", "hosts": [entry]})
+
+    def test_a_port_that_is_none_is_named(self, tmp_path: Path) -> None:
+        filled = check_fields(backend_of("ssh"), {"private_key": "canary", "hosts": ["192.0.2.1:99999"]})
+        with pytest.raises(ProviderRejected, match="port"):
+            build("ssh", ProviderContext("conn_1", "hr-test", str(tmp_path)), filled)

@@ -267,9 +267,10 @@ def test_neither_api_nor_worker_load_a_vendors_sdk_before_it_is_connected() -> N
         "import sys, worker, api.server, activities.connections, providers.connect\n"
         "from domain.backends import catalog\n"
         "assert len(catalog()) >= 9\n"
-        "heavy = {'boto3', 'botocore', 'google.cloud.compute_v1', 'runpod', 'moto'}\n"
+        "heavy = {'boto3', 'botocore', 'google.cloud.compute_v1', 'runpod', 'moto', 'asyncssh'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "ours = {n for n in sys.modules if n.startswith('providers.')}\n"
-        "assert not any(n.startswith(('providers.aws', 'providers.gcp', 'providers.runpod')) for n in ours), ours\n"
+        "adapters = ('providers.aws', 'providers.gcp', 'providers.runpod', 'providers.ssh')\n"
+        "assert not any(n.startswith(adapters) for n in ours), ours\n"
     )
     subprocess.run([sys.executable, "-c", look], check=True, timeout=60)
