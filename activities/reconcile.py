@@ -16,6 +16,7 @@ from domain.ids import AttemptId
 from domain.states import Reason
 from providers.base import InstanceView, ProviderState
 from store import attempts, fence
+from store.connections import is_stored
 from store.tables import Instance, OrphanSighting
 
 
@@ -29,6 +30,8 @@ class ReconcileActivities:
     async def reconcile_connection(self, connection_id: str) -> str:
         """Deletes what no open attempt explains, once it was seen for the grace. Answers what it found."""
         async with heartbeating():
+            if is_stored(connection_id) and connection_id not in self._context.providers.by_connection:
+                return f"{connection_id}: not loaded here"
             provider = self._context.providers.of(connection_id)
             try:
                 views = [v for v in await provider.list_owned() if v.state is not ProviderState.GONE]

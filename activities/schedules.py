@@ -69,7 +69,22 @@ class ConnectionSchedules:
                 if listed.id.startswith(prefix) and connections.is_stored(connection_id):
                     gone |= {connection_id} - stored
         for connection_id in gone:
-            await self.drop(connection_id)
+            if await self._is_ours(connection_id):
+                await self.drop(connection_id)
+
+    async def _is_ours(self, connection_id: str) -> bool:
+        """Whether they are this installation's: another one may use the same namespace, with its own task queue."""
+        for name in (f"{_OFFERS}{connection_id}", f"{_RECONCILE}{connection_id}"):
+            try:
+                action = (await self._client.get_schedule_handle(name).describe()).schedule.action
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+            else:
+                return (
+                    isinstance(action, ScheduleActionStartWorkflow) and action.task_queue == self._settings.task_queue
+                )
+        return False
 
 
 async def _schedule(
