@@ -4,13 +4,14 @@ The agent's hello and start are rows before anybody acts on them, so this activi
 """
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlmodel import Session
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.context import Context, fenced_job, heartbeating, log
+from activities.diagnosis import last_words
 from activities.failures import bounded, cannot_launch, to_application_error
 from activities.instances import instance_spec, refuse_unlaunchable
 from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError
@@ -19,7 +20,7 @@ from domain.spec import JobSpec
 from domain.ssh_access import endpoint_entries, with_ssh
 from domain.states import EventType, JobState, Reason
 from providers.base import Handle, InstanceView, Provider, ProviderState, PublishedPort
-from store import attempts, launch_secrets
+from store import attempts
 from store.tables import Instance, Job
 from store.transitions import record
 from workflows.contract import AttemptInput, FailureType
@@ -28,6 +29,7 @@ _FIRST_POLL_SECONDS = 0.015
 _LONGEST_POLL_SECONDS = 1.0
 _PROVIDER_POLL_SECONDS = 2.0
 _ENDPOINT_LOOKS = 5
+_DIAGNOSIS_SECONDS = 20.0
 
 
 class ProvisionActivities:
@@ -71,6 +73,8 @@ class ProvisionActivities:
         except ProviderError as error:
             error.message = mask(error.message, secrets)
             await self._context.say(job.id, f"provisioning failed ({error.kind}): {bounded(error.message)}")
+            if isinstance(error, BootstrapFailed):
+                await last_words(self._context, provider, instance)
             raise to_application_error(error) from error
         finally:
             self._context.in_flight.pop(instance.id, None)
@@ -103,6 +107,7 @@ class ProvisionActivities:
         pause, loop = _FIRST_POLL_SECONDS, asyncio.get_running_loop()
         look_at = loop.time() + _PROVIDER_POLL_SECONDS
         row, seen = instance, None
+        diagnose_at = _diagnose_at(loop.time())
         while True:
             marks = await self._context.db.read(lambda session: attempts.boot_marks(session, instance.id))
             if marks != seen:
@@ -112,6 +117,10 @@ class ProvisionActivities:
                 await self._store_endpoints(provider, job, row)
                 return
             _refuse_when_not_launched(row)
+            if diagnose_at is not None and loop.time() >= diagnose_at:
+                # Once the time is up it may be gone before it is asked.
+                diagnose_at = None
+                await last_words(self._context, provider, row)
             self._check_launch(row)
             if loop.time() >= look_at:
                 await self._check(provider, row)
@@ -172,22 +181,26 @@ class ProvisionActivities:
             why = view.message if view is not None and view.message else "the provider no longer has it"
             raise ApplicationError(bounded(why), type=FailureType.INSTANCE_GONE, non_retryable=True)
         if view.state in {ProviderState.EXITED, ProviderState.FAILED}:
-            why = await self._diagnose(provider, handle, view)
-            known = await self._context.db.read(lambda s: launch_secrets.known(s, self._context.vault, instance))
-            raise to_application_error(BootstrapFailed(mask(why, known)))
+            raise to_application_error(BootstrapFailed(await self._diagnose(provider, instance, view)))
 
-    async def _diagnose(self, provider: Provider, handle: Handle, view: InstanceView) -> str:
+    async def _diagnose(self, provider: Provider, instance: Instance, view: InstanceView) -> str:
         """Why the agent never connected, from the instance's own output where the provider shows it."""
-        try:
-            output = (await provider.logs(handle, None)).text.strip()
-        except ProviderError:
-            output = ""
+        output = await last_words(self._context, provider, instance)
         faults = [line for line in output.splitlines() if "headrace-agent: fault:" in line]
         if faults:
             return faults[-1].split("fault:", 1)[1].strip()
         ended = "" if view.exit_code is None else f" with exit code {view.exit_code}"
         tail = output[-500:]
         return f"the instance ended{ended} before the agent connected. {view.message} {tail}".strip()
+
+
+def _diagnose_at(now: float) -> float | None:
+    """When, on a clock that says `now`, to read what the instance has said so far: shortly before the time is up."""
+    info = activity.info()
+    if info.schedule_to_close_timeout is None:
+        return None
+    left = info.schedule_to_close_timeout - (datetime.now(UTC) - info.scheduled_time)
+    return now + max(left.total_seconds() - min(_DIAGNOSIS_SECONDS, left.total_seconds() / 3), 0)
 
 
 def _refuse_when_not_launched(instance: Instance) -> None:

@@ -190,8 +190,16 @@ def _settle(
         now,
         reason=reason or Reason.INTERNAL_ERROR,
         message=message,
-        details=details,
+        details=details or _boot_details(session, job.id, reason),
     ).state
+
+
+def _boot_details(session: Session, job_id: str, reason: Reason | None) -> dict[str, Any] | None:
+    """What the last instance said that did not come up, where that is why the job failed."""
+    if reason not in {Reason.BOOTSTRAP_FAILED, Reason.IMAGE_PULL_FAILED, Reason.PROVISIONING_TIMEOUT}:
+        return None
+    said = [a for a in _instances(session, job_id) if a.last_words is not None]
+    return {"instance_id": said[-1].id, "output": said[-1].last_words} if said else None
 
 
 def _instances(session: Session, job_id: str) -> list[Instance]:

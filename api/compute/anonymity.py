@@ -1,7 +1,7 @@
 """Provider anonymity: what an organization that is not told of providers reads instead of their names.
 
 Fields that name a provider, its offer or its machine are left out or emptied; in sentences of ours and of providers the
-names are replaced. Regions, addresses and what the workload itself says stay.
+names are replaced. Regions, addresses and what the workload itself says stay; what a machine said on its console goes.
 """
 
 import re
@@ -62,7 +62,7 @@ class Veil:
 
     def _reason(self, reason: dict[str, Any], attempts: Iterable[AttemptRecord]) -> dict[str, Any]:
         shown: dict[str, Any] = self._within(reason, attempts)
-        details = {name: value for name, value in reason.get("details", {}).items() if name != "providers"}
+        details = {n: value for n, value in reason.get("details", {}).items() if n not in {"providers", "output"}}
         return {**{name: value for name, value in shown.items() if name != "details"},
                 **({"details": self._within(details, attempts)} if details else {})}  # fmt: skip
 

@@ -104,6 +104,8 @@ class Instance(SQLModel, table=True):
     state: str = Field(index=True)
     reason_code: str | None = None
     reason_message: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
+    last_words: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
+    """The end of its console or log, where it did not come up; masked."""
     endpoints: list[dict[str, Any]] | None = fields.json()
     ssh_host_key: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
     """The public key of its sshd, which its agent made and told; None where none serves."""

@@ -195,6 +195,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("reason_code", sa.String(), nullable=True),
         sa.Column("reason_message", sa.Text(), nullable=True),
+        sa.Column("last_words", sa.Text(), nullable=True),
         sa.Column("endpoints", sa.Text(), nullable=True),
         sa.Column("ssh_host_key", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
