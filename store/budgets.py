@@ -154,10 +154,11 @@ def remove(session: Session, budget: Budget, now: datetime) -> None:
 
 def list_all(session: Session, org_id: str, *, project_id: str | None = None) -> list[Budget]:
     """All budgets of an organization, oldest first; with `project_id` those that such a project's jobs may draw on."""
-    query = select(Budget).where(Budget.org_id == org_id).order_by(col(Budget.created_at), col(Budget.id))
+    query = select(Budget).where(Budget.org_id == org_id)
     if project_id is not None:
         query = query.where(col(Budget.project_id).in_(["", project_id]))
-    return list(session.exec(query).all())
+    # Here and not there: what is compared with ids must not depend on how a database collates them.
+    return sorted(session.exec(query).all(), key=lambda budget: (budget.created_at, budget.id))
 
 
 def statuses(session: Session, org_id: str, budgets: Sequence[Budget], now: datetime) -> list[BudgetStatus]:

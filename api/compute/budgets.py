@@ -18,7 +18,7 @@ from api.compute.requests import MAX_USD, Bounded, Name, Slug
 from api.compute.requests import Request as StrictRequest
 from api.compute.schemas import Page
 from api.encoding import json_response, number
-from api.pagination import CursorParameter, Traversal, page
+from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from domain.budgets import DEFAULT_ALERT_PERCENTS, EXHAUSTED_PERCENT, BudgetPeriod
 from domain.errors import NotFound, PreconditionFailed
 from domain.money import cents
@@ -221,15 +221,20 @@ async def list_budgets(
     """The budgets that the key's jobs may draw on, and how they stand; oldest first."""
     of_org, now = target(principal, org_id), services.clock()
     traversal = Traversal(services.vault, "budgets", of_org, principal.project_id)
-    start = int(traversal.position(cursor) or 0)
+    position = traversal.position(cursor)
+    after = None if position is None else (moment_of(position[0]), position[1])
 
-    def read(session: Session) -> tuple[list[BudgetStatus], int]:
+    def read(session: Session) -> tuple[list[BudgetStatus], bool, int]:
         found = budgets.list_all(session, of_org, project_id=principal.project_id)
-        return budgets.statuses(session, of_org, found[start : start + limit], now), len(found)
+        left = [budget for budget in found if after is None or (budget.created_at, budget.id) > after]
+        return budgets.statuses(session, of_org, left[:limit], now), len(left) > limit, len(found)
 
-    shown, total = await services.db.read(read)
-    end = start + len(shown)
-    return json_response(page([_render(s) for s in shown], traversal.cursor(end) if end < total else None, total))
+    shown, more, total = await services.db.read(read)
+    next_cursor = None
+    if more:
+        last = shown[-1].budget
+        next_cursor = traversal.cursor([moment_key(last.created_at), last.id])
+    return json_response(page([_render(status) for status in shown], next_cursor, total))
 
 
 @router.get("/{id}", summary="Get a budget", response_model=Budget, responses=errors(404))

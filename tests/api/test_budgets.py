@@ -117,6 +117,16 @@ def test_lists_are_paged(admin: httpx.Client, clock: SettableClock) -> None:
     assert (first["total"], second["next_cursor"]) == (5, None)
 
 
+def test_a_budget_that_is_deleted_between_two_pages_hides_no_other(admin: httpx.Client) -> None:
+    # Of one moment: their ids decide.
+    made = {admin.post("/budgets", json={"amount_usd": 1, "user": f"user-{n}"}).json()["id"] for n in range(5)}
+    first = admin.get("/budgets", params={"limit": 2}).json()
+    assert admin.delete(f"/budgets/{first['data'][0]['id']}").status_code == 204
+    second = admin.get("/budgets", params={"limit": 3, "cursor": first["next_cursor"]}).json()
+    assert {budget["id"] for budget in (*first["data"], *second["data"])} == made
+    assert (second["total"], second["next_cursor"]) == (4, None)
+
+
 def test_a_cluster_admin_looks_after_any_organizations_budgets(api: Api, factory: Factory) -> None:
     operator = api.with_token(factory.key(factory.organization("operators"), role=Role.CLUSTER_ADMIN).token)
     answer = operator.post("/budgets", params={"org_id": api.key.org_id}, json={"amount_usd": 0})
