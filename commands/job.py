@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from commands import submit
+from commands import ssh, submit
 from commands.client import ApiClient, find_credentials, path_part
 from commands.exits import of_job
 from commands.follow import announce, follow_logs, wait_until_terminal
@@ -13,6 +13,7 @@ from commands.render import amount, hardware, hint, moment, print_json, print_lo
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and end jobs.")
 app.command("submit")(submit.submit)
+app.command("ssh")(ssh.ssh)
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, job_...", show_default=False)]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="How many to show at most.")]

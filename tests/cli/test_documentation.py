@@ -49,6 +49,7 @@ def test_the_commands_are_the_ones_that_are_meant_to_be_there():
             "job terminate",
             "job wait",
             "job rerun",
+            "job ssh",
             "org create",
             "org list",
             "org get",
