@@ -6,8 +6,6 @@ import random
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-TOLERANCE_SECONDS = 300
-"""A receiver should refuse a signature that is older."""
 MOST_TRIES = 15
 _LONGEST_PAUSE_SECONDS = 4 * 3600.0
 
