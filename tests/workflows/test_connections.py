@@ -5,7 +5,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -40,11 +40,13 @@ RTX_4090 = {"accelerator": "nvidia-rtx-4090-24gb", "gpu_count": 1, "ephemeral_di
 
 
 @pytest.fixture(autouse=True)
-def _third_party(monkeypatch: pytest.MonkeyPatch) -> None:
+def _third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entry = EntryPoint("fake", "tests.providers.connectable:SIMULATED", backends.GROUP)
     monkeypatch.setattr(backends, "entry_points", lambda group: [entry])
     backends._third_parties.cache_clear()
     assert backends.catalog()["fake"] is SIMULATED
+    yield
+    backends._third_parties.cache_clear()
 
 
 @pytest.fixture
