@@ -9,12 +9,14 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from sqlmodel import select
 
 from api.agent import create_agent_app
 from domain.clock import Clock, utc_now
+from domain.ids import AttemptId
 from domain.states import JobState
 from providers.fake.control import CloudControl
 from providers.fake.faults import Answer
@@ -95,6 +97,36 @@ async def test_a_private_image_leaves_no_credential(plane: ControlPlane) -> None
     assert plane.cloud is not None
     assert [r["type"] for r in await plane.cloud.resources()] == ["registry", "instance"]
     assert await plane.cloud.alive() == []
+
+
+async def test_the_direct_port_of_a_pod_is_the_jobs_ssh_once_its_sshd_serves(plane: ControlPlane) -> None:
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPXjAT7RzM2DvV7JhV8CmgGFVR4mdxpKk6h2pCuVtuSF"
+    ports = [{"name": "web", "container_port": 8000, "protocol": "http"}]
+    container = {"image": "registry.example/app:1", "command": ["fake", json.dumps({"run_seconds": 600})]}
+    job_id = await plane.create(
+        compute=RTX_4090, container={**container, "ports": ports}, access={"ssh_public_key": f"{key} me"}
+    )
+    await plane.until_state(job_id, JobState.RUNNING)
+    await until(lambda: _endpoints(plane, job_id), what="the endpoints are known")
+    shown = await plane.job(job_id)
+    assert [endpoint["name"] for endpoint in shown["endpoints"]] == ["web"]
+    assert "ssh" not in shown
+    (attempt,) = await plane.attempts(job_id)
+    assert attempt.nonce is not None
+    token = plane.services.vault.session_token(AttemptId(attempt.id), attempt.nonce)
+    async with httpx.AsyncClient(base_url=str(plane.settings.public_url)) as agent:
+        told = await agent.post("/agent/v1/ssh", content=key, headers={"Authorization": f"Bearer {token}"})
+    assert told.status_code == 200
+    access = (await plane.job(job_id))["ssh"]
+    assert (access["host"], access["user"], access["host_key"]) == ("198.51.100.7", "root", key)
+    await plane.terminate(job_id)
+    await plane.until_terminal(job_id)
+    await plane.until_gone(job_id)
+
+
+async def _endpoints(plane: ControlPlane, job_id: str) -> bool:
+    (attempt,) = await plane.attempts(job_id)
+    return bool(attempt.endpoints)
 
 
 async def test_an_outbid_spot_pod_is_replaced(plane: ControlPlane) -> None:
