@@ -97,6 +97,10 @@ class Host:
         await self.leases.mark_begun(lease.record.name)
         return bool(launch.ports)
 
+    def has_ours(self, facts: Facts) -> bool:
+        """Whether something on the host is this control plane's."""
+        return any(owner == self._owner for _, owner in facts.leases)
+
     def keep_reachable(self, agent_socket: str | None) -> None:
         """Jobs of ours live there: their agents find the control plane, also after a restart of it."""
         if agent_socket is not None:

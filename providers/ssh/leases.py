@@ -50,6 +50,7 @@ class Leases:
             record.name,
             record.model_dump_json(),
             organization=scripts.digest(record.org_id),
+            owner=scripts.digest(record.owner_id),
             shared=shared,
             gpus=gpus,
             count=record.gpu_count,

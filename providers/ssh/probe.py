@@ -1,7 +1,7 @@
 """What a host has: asked in one command, reported for people, and kept for offers."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from domain.errors import Ambiguous, AuthError, PermissionDenied, ProviderError
 from domain.spec import Frozen
@@ -52,16 +52,16 @@ class Facts:
     gpu_names: tuple[str, ...] = ()
     driver: str | None = None
     driver_problem: str | None = None
-    leases: tuple[tuple[str, str], ...] = field(default=())
-    """Organization and devices (or `cpu`) of what is promised."""
+    leases: tuple[tuple[str, str], ...] = ()
+    """Devices (or `cpu`) and owner of what is promised."""
 
     @property
     def held_gpus(self) -> set[str]:
-        return {gpu for _, devices in self.leases if devices != "cpu" for gpu in devices.split(",")}
+        return {gpu for devices, _ in self.leases if devices != "cpu" for gpu in devices.split(",")}
 
     @property
     def held_slots(self) -> int:
-        return sum(devices == "cpu" for _, devices in self.leases)
+        return sum(devices == "cpu" for devices, _ in self.leases)
 
 
 async def look(link: Link, directory: str) -> Facts:
@@ -96,7 +96,7 @@ def read_facts(text: str) -> Facts:
     engine, _, version = found.get("engine", [""])[0].partition(" ")
     rejected = found.get("rejected", []) + [f"{program}: not installed" for program in found.get("missing", [])]
     lines = found.get("gpu", [])
-    leases = [tuple(head.split()[:2]) for head in found.get("lease", []) if len(head.split()) >= 2]
+    leases = [head.split() for head in found.get("lease", [])]
     return Facts(
         vcpus=number("cpus"),
         memory_gb=round(number("memory") * 1024 / 1e9, 1),
@@ -108,7 +108,7 @@ def read_facts(text: str) -> Facts:
         gpu_names=tuple(_shown(line) for line in lines),
         driver=(found.get("version") or [""])[0] or None,
         driver_problem=next(iter(found.get("driver", [])), None),
-        leases=tuple((head, devices) for head, devices in leases),
+        leases=tuple((words[1], words[2]) for words in leases if len(words) == 3),
     )
 
 

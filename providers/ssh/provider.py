@@ -218,9 +218,12 @@ class SshProvider:
             await self._bastion.close()
 
     async def _offers_of(self, host: Host) -> list[Offer]:
+        facts = await host.facts()
+        if host.has_ours(facts):
+            host.keep_reachable(self._agent_socket)
         return host_offers(
             host.hostname,
-            await host.facts(),
+            facts,
             connection_id=self._context.connection_id,
             price_usd_hr=host.price_usd_hr,
             slots=host.slots,

@@ -1,7 +1,8 @@
 """What is run on a host, as text for bash. Values are quoted here and nowhere else.
 
-On the host: `leases/<name>/` with the files `lease` (a head of words, then a JSON record), `begun` and `doomed`;
-`agents/<owner>/` with the agent's script and its socket, which workloads see; `private/` with marks of repositories.
+On the host: `leases/<name>/` with the files `lease` (a line of organization, devices and owner, and a JSON record),
+`begun` and `doomed`; `agents/<owner>/` with the agent's script and socket, which workloads see; `private/` with marks
+of repositories.
 """
 
 import hashlib
@@ -66,6 +67,7 @@ def reserve(
     record: str,
     *,
     organization: str,
+    owner: str,
     shared: bool,
     gpus: Sequence[str],
     count: int,
@@ -86,7 +88,7 @@ if [ -e "$mine/doomed" ]; then exit {DOOMED}; fi
 if [ -e "$mine/lease" ]; then cat "$mine/lease"; exit 0; fi
 taken=, used=0
 for lease in "$D"/leases/*/lease; do
-  read -r other what 2>/dev/null <"$lease" || continue
+  read -r other what _ 2>/dev/null <"$lease" || continue
   if [ {int(shared)} = 0 ] && [ "$other" != "$organization" ]; then exit {FOREIGN}; fi
   if [ "$what" = cpu ]; then used=$((used + 1)); else taken=$taken$what,; fi
 done
@@ -101,7 +103,7 @@ else
   done
   [ $count = 0 ] || exit {FULL}
 fi
-mkdir -p "$mine" && printf '%s %s\\n%s\\n' "$organization" "$what" {quote(record)} >"$mine/.draft" &&
+mkdir -p "$mine" && printf '%s %s %s\\n%s\\n' "$organization" "$what" {quote(owner)} {quote(record)} >"$mine/.draft" &&
   sync "$mine/.draft" && mv "$mine/.draft" "$mine/lease" && cat "$mine/lease"
 """
 

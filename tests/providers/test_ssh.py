@@ -166,9 +166,9 @@ class TestOffers:
         assert self._offers(two) == {1: ("4.995000", True), 2: ("9.990000", True)}
 
     def test_what_is_leased_is_not_offered(self) -> None:
-        assert self._offers(CPU_HOST + "lease aaaa cpu\n" * 4) == {0: ("2.497500", False)}
+        assert self._offers(CPU_HOST + "lease aaaa cpu owner\n" * 4) == {0: ("2.497500", False)}
         two = GPU.format(0) + GPU.format(1) + CPU_HOST
-        assert self._offers(two + "lease aaaa GPU-1\n") == {1: ("4.995000", True), 2: ("9.990000", False)}
+        assert self._offers(two + "lease aaaa GPU-1 owner\n") == {1: ("4.995000", True), 2: ("9.990000", False)}
 
     def test_a_host_that_is_not_usable_offers_nothing(self) -> None:
         assert self._offers("driver broken\n" + CPU_HOST) == {}
