@@ -34,12 +34,14 @@ def build(backend_key: str, context: ProviderContext, values: Values) -> Provide
 
 
 def aws(context: ProviderContext, values: Values) -> Provider:
-    """Machines may be left in the regions that were used by default, whatever was chosen later."""
+    """Machines may be left in regions that were used before, by default too."""
     from providers.aws.provider import AwsProvider
     from providers.aws.settings import AwsCredentials, AwsOptions
 
     given = _given(values, "regions", "security_group_ids")
-    given["former_regions"] = sorted(set(AwsOptions().regions) - set(given.get("regions") or AwsOptions().regions))
+    default = AwsOptions().regions
+    former = {*default, *(values.get("former_regions") or ())}
+    given["former_regions"] = sorted(former - {*(given.get("regions") or default)})
     context.options = {**context.options, **given}
     return AwsProvider(context, AwsCredentials(**_given(values, "access_key_id", "secret_access_key")))
 

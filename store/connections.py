@@ -33,6 +33,8 @@ CLUSTER = "cluster"
 PENDING_FOR = timedelta(minutes=15)
 """After so long a candidate without an outcome is wiped."""
 _FAILED_KEPT = timedelta(days=1)
+FORMER_REGIONS = "former_regions"
+"""The one option that nobody fills in."""
 _PREFIX = "conn_"
 _SHOWN_JOBS = 20
 
@@ -180,7 +182,8 @@ def begin_verification(
     """Has the provider asked about `values`, or about what is in use; answers the verification's number."""
     if values is not None:
         secret = {name: value for name, value in values.items() if name in backend.secret_fields}
-        connection.candidate_options = {n: v for n, v in values.items() if n not in secret}
+        options = {name: value for name, value in values.items() if name not in secret}
+        connection.candidate_options = options | _former_regions(connection.options, options)
         connection.candidate_sealed = vault.seal(orjson.dumps(secret), context(connection.id))
         connection.candidate_at = now
     connection.verification += 1
@@ -189,6 +192,12 @@ def begin_verification(
     number = connection.verification
     inbox.put(session, connection.id, inbox.VERIFY, now, {"number": number}, key=f"verify-{number}")
     return number
+
+
+def _former_regions(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Where machines may be left that were rented before an edit: what sweeps must not lose sight of."""
+    former = {*(before.get("regions") or ()), *(before.get(FORMER_REGIONS) or ())} - {*(after.get("regions") or ())}
+    return {FORMER_REGIONS: sorted(former)} if former else {}
 
 
 def rename(session: Session, connection: Connection, name: str, now: datetime) -> None:

@@ -454,7 +454,7 @@ def _render(row: Connection, use: Use, project: str | None, health: dict[str, An
         "org_id": row.org_id,
         "project": project,
         "state": row.state,
-        "fields": row.options if told else None,
+        "fields": {name: row.options[name] for name in _shown_fields(backend, row)} if told else None,
         "verification": {
             "pending": row.verified_number < row.verification,
             "status": row.verified_status,
@@ -467,6 +467,11 @@ def _render(row: Connection, use: Use, project: str | None, health: dict[str, An
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }
+
+
+def _shown_fields(backend: Backend | None, row: Connection) -> list[str]:
+    """Those of the form: what an edit may send back."""
+    return [field.name for field in backend.fields if field.name in row.options] if backend else []
 
 
 def _health(row: ConnectionHealth | None, now: datetime, valid_for: timedelta, *, told: bool) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from domain.backends import backend_of, check_fields
 from domain.errors import Conflict, InvalidRequest
 from domain.offers import Offer
 from domain.states import InstanceState, JobState
+from providers.base import ProviderContext
+from providers.connect import build
 from store import attempts, connections, offers
 from store.attempts import OfferTaken
 from store.connections import ConnectionState, Scope
@@ -168,3 +170,30 @@ def test_names_are_free_in_other_scopes_only(made: Connections) -> None:
 def test_a_secret_is_text(value: object) -> None:
     with pytest.raises(InvalidRequest):
         check_fields(RUNPOD, {"api_key": value})
+
+
+def test_regions_that_were_used_before_stay_in_sight(made: Connections, database: Database) -> None:
+    aws = backend_of("aws")
+    keys = {"access_key_id": "A" * 20, "secret_access_key": "s"}
+
+    def fill(session: Session, connection_id: str | None, regions: list[str]) -> str:
+        values = {**keys, "regions": regions}
+        if connection_id is None:
+            return connections.connect(session, made.vault, Scope(), aws, "aws", values, made.clock()).id
+        row = session.get_one(Connection, connection_id)
+        connections.begin_verification(session, made.vault, row, aws, values, made.clock())
+        return row.id
+
+    connection_id = database.run_write(lambda s: fill(s, None, ["eu-west-1", "us-east-1"]))
+    made.settle(connection_id, 1)
+    database.run_write(lambda s: fill(s, connection_id, ["us-east-1"]))
+    made.settle(connection_id, 2)
+    database.run_write(lambda s: fill(s, connection_id, ["us-west-2"]))
+    made.settle(connection_id, 3)
+    values = connections.values_of(made.vault, made.row(connection_id))
+    assert values is not None
+    assert values["former_regions"] == ["eu-west-1", "us-east-1"]
+    provider = build("aws", ProviderContext(connection_id, "owner", "/nonexistent"), values)
+    options = provider._options  # type: ignore[attr-defined]
+    assert options.regions == ("us-west-2",)
+    assert set(options.former_regions) == {"eu-west-1", "us-east-1", "us-east-2"}
