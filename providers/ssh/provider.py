@@ -218,7 +218,11 @@ class SshProvider:
             await self._bastion.close()
 
     async def _offers_of(self, host: Host) -> list[Offer]:
-        facts = await host.facts()
+        try:
+            async with asyncio.timeout(self._options.offers_seconds):
+                facts = await host.facts()
+        except TimeoutError:
+            raise HostUnreachable(f"{host.hostname} was not done within {self._options.offers_seconds:g} s") from None
         if host.has_ours(facts):
             host.keep_reachable(self._agent_socket)
         return host_offers(

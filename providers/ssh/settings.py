@@ -94,6 +94,11 @@ class SshOptions(Frozen):
     channels: int = Field(default=8, ge=1, le=64)
     """Commands at once on a connection; sshd takes 10 (MaxSessions)."""
     connect_seconds: float = Field(default=10, gt=0)
+    """Until a host accepts a connection."""
+    greet_seconds: float = Field(default=60, gt=0)
+    """Until it has also let us in: several round trips, each of seconds on a bad line."""
+    offers_seconds: float = Field(default=20, gt=0)
+    """A host that has not answered by then offers nothing this time; its connection goes on being made."""
     connects: int = Field(default=4, ge=1)
     """Tries of a connection that is reset while it is made (MaxStartups), and of a channel that is refused."""
     keepalive_seconds: float = Field(default=5, gt=0)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ from tests.providers.ssh_fleet import DIRECTORY, RunningFleet, running_fleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.containers]
 JOBS_AT_ONCE = 20
+SLOW_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +184,33 @@ class TestTheWayThere:
             host.power_off()
             host.configure("", fleet.root / "key.pub")
             host.start()
+
+
+@pytest.fixture
+def slow_port(fleet: RunningFleet) -> Iterator[int]:
+    """A port of `gate` that leads to `one`, as if it were far away."""
+    gate, one = fleet.hosts["gate"], fleet.hosts["one"]
+    program = str(Path(__file__).parent / "ssh_fleet" / "relay.py")
+    argv = [sys.executable, program, gate.address, "2022", one.address, str(SLOW_SECONDS)]
+    relay = subprocess.Popen(["nsenter", f"--net=/run/netns/{gate.name}", *argv])
+    yield 2022
+    relay.kill()
+    relay.wait()
+
+
+class TestASlowLine:
+    async def test_takes_longer_and_is_no_host_that_is_away(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, slow_port: int
+    ) -> None:
+        gate = fleet.hosts["gate"].address
+        slow = fleet.fleet("gate", port=slow_port)
+        provider = fleet.provider(slow, tmp_path, owner, keepalive_seconds=5, offers_seconds=0.1)
+        async with cleaned(provider):
+            with pytest.raises(HostUnreachable, match="was not done within"):
+                await provider.offers(OfferQuery())
+            (report,) = await provider.probe()
+            assert (report.hostname, report.status) == (gate, "no_gpu")
+            assert await provider.find(new_attempt_id()) == []
 
 
 class TestAHostThatIsAway:
