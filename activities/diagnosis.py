@@ -11,6 +11,7 @@ from domain.masking import mask
 from providers.base import Handle, Provider
 from store import attempts, launch_secrets
 from store.tables import Instance, Job
+from store.vault import VaultError
 
 CHARACTERS = 2_000
 """The last of them."""
@@ -43,4 +44,9 @@ async def last_words(context: Context, provider: Provider, instance: Instance) -
             session.add(row)
         return words
 
-    return await context.db.write(keep)
+    try:
+        return await context.db.write(keep)
+    except VaultError as error:
+        # What cannot be masked is not kept, and is no reason to fail otherwise.
+        log.warning("diagnosis_not_masked", attempt_id=instance.id, error=str(error))
+        return ""
