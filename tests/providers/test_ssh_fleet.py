@@ -192,10 +192,12 @@ def slow_port(fleet: RunningFleet) -> Iterator[int]:
     gate, one = fleet.hosts["gate"], fleet.hosts["one"]
     program = str(Path(__file__).parent / "ssh_fleet" / "relay.py")
     argv = [sys.executable, program, gate.address, "2022", one.address, str(SLOW_SECONDS)]
-    relay = subprocess.Popen(["nsenter", f"--net=/run/netns/{gate.name}", *argv])
+    relay = subprocess.Popen(["nsenter", f"--net=/run/netns/{gate.name}", *argv], stdout=subprocess.PIPE)
+    assert relay.stdout is not None
+    assert relay.stdout.readline() == b"listening\n"
     yield 2022
     relay.kill()
-    relay.wait()
+    relay.communicate()
 
 
 class TestASlowLine:

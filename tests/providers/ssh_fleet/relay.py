@@ -22,6 +22,7 @@ async def main(address: str, port: int, target: str, seconds: float) -> None:
             await asyncio.gather(_pass_on(reader, back, seconds), _pass_on(there, writer, seconds))
 
     server = await asyncio.start_server(accept, address, port)
+    print("listening", flush=True)
     await server.serve_forever()
 
 
