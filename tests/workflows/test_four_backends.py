@@ -314,7 +314,7 @@ async def world(sqlite_url: str, temporal_address: str, fleet: RunningFleet) -> 
     clock = Clock()
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    waits = {
+    waits: dict[str, Any] = {
         "contact_timeout_seconds": CONTACT_SECONDS,
         "provisioning_timeout_seconds": 900,
         "launch_timeout_seconds": 900,
