@@ -54,6 +54,8 @@ class Child:
             stderr=stderr,
             # Ctrl-C in the terminal of an embedded stack must not reach an engine in the middle of its work.
             start_new_session=True,
+            # A container's monitor stays here, and leaves a file `oom` where it is when the kernel ends its container.
+            cwd="/",
         )
         self._pipes: list[asyncio.ReadTransport] = []
         self.stdout = asyncio.StreamReader(_LINE_LIMIT)
