@@ -276,7 +276,7 @@ class TestLimits:
         view = await until_ended(provider, handle, seconds=120)
         assert view.exit_code == 137
         assert view.oom_killed is None
-        assert not Path("oom").exists()  # what the monitor leaves is not left in the directory of whoever runs Headrace
+        assert "oom" not in os.listdir(".")  # which the monitor leaves in the directory that it was started in
 
 
 class TestSandboxBounds:
