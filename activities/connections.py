@@ -17,6 +17,7 @@ from providers.base import CredentialReport, Provider, ProviderContext
 from providers.connected import ConnectedProvider
 from store import connections, offers
 from store.connections import InUse, ToVerify
+from store.db import woken
 from workflows.contract import VerifyInput
 
 _VERIFY_SECONDS = 60.0
@@ -108,8 +109,7 @@ class ConnectionKeeper:
                     await self._schedule(schedules)
                 except Exception:
                     log.exception("connections_not_refreshed")
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(wakeup.wait(), self._context.settings.connections_interval_seconds)
+                await woken(wakeup, self._context.settings.connections_interval_seconds)
         finally:
             db.unsubscribe(connections.TOPIC, wakeup)
 

@@ -3,7 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+
+from store.db import woken
 
 
 class Waiter:
@@ -14,8 +16,7 @@ class Waiter:
 
     async def wait(self, seconds: float) -> None:
         """Until a slot is announced to this waiter, or for so long: another process may have freed one."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.woken.wait(), seconds)
+        await woken(self.woken, seconds)
         self.woken.clear()
 
 

@@ -29,6 +29,7 @@ from domain.spec import JobSpec
 from observability import use_trace_context
 from store import inbox
 from store.budget_inbox import organization_of
+from store.db import woken
 from store.tables import InboxRow, Instance, Job
 from workflows.contract import (
     BUDGET,
@@ -78,7 +79,7 @@ class Dispatcher:
                         # The database is away: what is due stays due.
                         log.exception("inbox_not_read")
                 if claimed < _BATCH:
-                    await _first(wakeup, self._services.settings.sweep_interval_seconds)
+                    await woken(wakeup, self._services.settings.sweep_interval_seconds)
         finally:
             self._services.db.unsubscribe(inbox.TOPIC, wakeup)
             for task in self._busy.values():
@@ -248,13 +249,6 @@ async def _unless_not_found(call: Awaitable[None]) -> None:
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-
-
-async def _first(wakeup: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(wakeup.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def _summary(job: Job) -> str:

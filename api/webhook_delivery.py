@@ -14,6 +14,7 @@ from api.services import Services
 from domain.notices import retry_at, signature
 from egress import Egress, EgressError, parse_networks
 from store import webhooks
+from store.db import woken
 from store.tables import WebhookDelivery
 from store.vault import VaultError
 from store.webhooks import Parcel
@@ -47,7 +48,7 @@ class WebhookSender:
                     # The database is away: what is due stays due.
                     log.exception("webhooks_not_read")
                 if sent < _BATCH:
-                    await _first(wakeup, self._services.settings.sweep_interval_seconds)
+                    await woken(wakeup, self._services.settings.sweep_interval_seconds)
         finally:
             self._services.db.unsubscribe(webhooks.TOPIC, wakeup)
 
@@ -99,10 +100,3 @@ class WebhookSender:
 def body_of(delivery: WebhookDelivery) -> bytes:
     """What is sent and signed: the same bytes at every try."""
     return encode({"id": delivery.id, "type": delivery.type, "created_at": delivery.created_at, "data": delivery.data})
-
-
-async def _first(wakeup: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(wakeup.wait(), seconds)
-    except TimeoutError:
-        return

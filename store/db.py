@@ -50,6 +50,14 @@ def _insert_once(table: type[SQLModel], unique: tuple[str, ...], names: tuple[st
     return statement.on_conflict_do_nothing(index_elements=unique).returning(literal_column("1"))
 
 
+async def woken(wakeup: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, or for so long. Unlike `wait_for` of Python 3.11, it loses no cancellation that comes
+    just as the event is set: a loop around it ends when it is told to."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wakeup.wait()
+
+
 def is_sqlite(session: Session) -> bool:
     """Whether a transaction that writes is the only one from its beginning: then no row needs a lock of its own."""
     return session.get_bind().dialect.name == "sqlite"

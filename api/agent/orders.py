@@ -4,7 +4,6 @@ One task per process looks for all held polls with one query, twice a second, an
 process may have given an order.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 import structlog
@@ -13,6 +12,7 @@ from sqlmodel import Session, col, select
 
 from api.presence import Order
 from api.services import Services
+from store.db import woken
 from store.lifecycle import ORDERS
 from store.tables import Instance
 
@@ -44,7 +44,7 @@ class OrderBoard:
                     await self.look()
                 except Exception:
                     logger.exception("orders_not_read")
-                await _first(wakeup, LOOK_SECONDS)
+                await woken(wakeup, LOOK_SECONDS)
         finally:
             self._services.db.unsubscribe(ORDERS, wakeup)
             self._services.presence.release()
@@ -65,10 +65,3 @@ def _stopped(session: Session, instance_ids: Sequence[str]) -> list[str]:
         some = instance_ids[start : start + _IDS_IN_A_QUERY]
         found += session.exec(select(Instance.id).where(col(Instance.id).in_(some), stopped)).all()
     return found
-
-
-async def _first(wakeup: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(wakeup.wait(), seconds)
-    except TimeoutError:
-        return

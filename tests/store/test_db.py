@@ -10,7 +10,7 @@ from sqlalchemy import func, text
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, select
 
-from store.db import Database, in_transaction, insert_once, publish
+from store.db import Database, in_transaction, insert_once, publish, woken
 from store.tables import JobEvent, Organization
 from tests.support.clock import SettableClock
 
@@ -210,3 +210,22 @@ def test_an_unreachable_database_fails_the_check(tmp_path: object) -> None:
 
 def test_a_reachable_database_passes_the_check(database: Database) -> None:
     database.check()
+
+
+async def test_a_wait_that_is_cancelled_as_its_event_is_set_still_ends_the_loop_around_it() -> None:
+    wakeup = asyncio.Event()
+
+    async def loop() -> None:
+        while True:
+            wakeup.clear()
+            await woken(wakeup, 60)
+
+    task = asyncio.create_task(loop())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    wakeup.set()
+    await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=5)
+    assert done
+    assert task.cancelled()
