@@ -2,7 +2,8 @@
 # One host of a fleet, in namespaces of its own: its container store, its /run, its sshd. $1 is its directory.
 set -e
 H=$1
-for part in run dev/shm; do mount -t tmpfs tmpfs "/$part"; done
+# Also /root: its ~/.bashrc, which every command would read, is of the machine that the tests run on.
+for part in run dev/shm root; do mount -t tmpfs tmpfs "/$part"; done
 mkdir -p /run/sshd "$H"/{containers,cni,srv}
 mount --bind "$H/containers" /var/lib/containers
 mount --bind "$H/cni" /var/lib/cni
