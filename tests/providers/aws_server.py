@@ -9,13 +9,9 @@ import base64
 import contextlib
 import json
 import re
-import socket
-import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
@@ -27,6 +23,9 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
+from tests.providers import cloud_http
+from tests.providers.cloud_http import due, serving
+
 STOCK = ("m7i.large", "m7i.4xlarge", "g5.xlarge", "g5.12xlarge", "g6f.large", "p5.48xlarge", "p4d.24xlarge")
 PAGE_SIZE = "2"
 _ON_DEMAND = {
@@ -36,21 +35,8 @@ _ON_DEMAND = {
 
 
 @dataclass
-class Answer:
-    status: int
-    body: bytes
+class Answer(cloud_http.Answer):
     headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "text/xml"})
-
-
-@dataclass
-class Fault:
-    """What happens to the next call of `operation`: `before` answers in its stead, `spoil` changes its answer, `loss`
-    is a way to lose it."""
-
-    operation: str
-    before: Callable[["Call"], Answer] | None = None
-    spoil: Callable[["Call", Answer], Answer] | None = None
-    loss: str | None = None
 
 
 @dataclass
@@ -60,6 +46,9 @@ class Call:
     region: str
     form: dict[str, str]
     raw: str
+
+
+Fault = cloud_http.Fault[Call]
 
 
 class AwsServer:
@@ -148,20 +137,25 @@ class AwsServer:
 
     # Serving ------------------------------------------------------------------------------------------------------
 
-    def take(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[Answer, str | None]:
+    def take(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[cloud_http.Answer, str | None]:
         """The answer, and the way to lose it."""
         call = _read_call(headers, body)
         with self._lock:
             self.calls.append(call)
-            fault = next((f for f in self.faults if f.operation == call.operation), None)
-            if fault is not None:
-                self.faults.remove(fault)
-                if fault.before is not None:
-                    return fault.before(call), None
-            answer = self._answer(method, path, headers, call)
+            fault = due(self.faults, call.operation)
+            if fault is not None and fault.before is not None:
+                return fault.before(call), None
+            answer: cloud_http.Answer = self._answer(method, path, headers, call)
             if fault is not None and fault.spoil is not None:
                 answer = fault.spoil(call, answer)
             return answer, fault.loss if fault else None
+
+    def unwell(self, way: str) -> Answer:
+        if way == "internal":
+            return ec2_error(500, "InternalError", "An internal error has occurred")
+        return ec2_error(503, "Unavailable", "The server is overloaded")
 
     def _answer(self, method: str, path: str, headers: dict[str, str], call: Call) -> Answer:
         match call.action:
@@ -375,72 +369,9 @@ def _operation(action: str, form: dict[str, str]) -> str:
     return action
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    aws: AwsServer
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        answer, loss = self.aws.take(self.command, self.path, dict(self.headers.items()), body)
-        with contextlib.suppress(ConnectionError):
-            self._send(*self._lost(answer, loss))
-
-    def _lost(self, answer: Answer, loss: str | None) -> tuple[Answer, str | None]:
-        match loss:
-            case "truncated":
-                return Answer(200, answer.body[: len(answer.body) // 2], answer.headers), None
-            case "html_502":
-                return Answer(502, b"<html><body>502 Bad Gateway</body></html>", {"Content-Type": "text/html"}), None
-            case "internal":
-                return ec2_error(500, "InternalError", "An internal error has occurred"), None
-            case "unavailable":
-                return ec2_error(503, "Unavailable", "The server is overloaded"), None
-            case "timeout":
-                time.sleep(self.aws.silent_seconds)
-        return answer, loss
-
-    def _send(self, answer: Answer, loss: str | None) -> None:
-        if loss == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.connection.close()
-            return
-        self.send_response(answer.status)
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body[: len(answer.body) // 2] if loss == "cut" else answer.body)
-        if loss == "cut":
-            self.close_connection = True
-
-    def finish(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().finish()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is part of the tests."""
-
-
 @contextlib.contextmanager
 def serve() -> Iterator[tuple[AwsServer, str]]:
     """A server and its URL."""
     aws = AwsServer()
-    handler = type("Handler", (_Handler,), {"aws": aws})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield aws, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(aws) as url:
+        yield aws, url
