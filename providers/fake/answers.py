@@ -1,9 +1,8 @@
 """What the fake cloud answers, in the closed set of provider errors: one table, and one place where bodies are read."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -21,9 +20,7 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from domain.masking import mask
-
-MESSAGE_CHARACTERS = 500
+from providers.refusals import kind_of, refusal
 
 _BY_CODE: Mapping[str, type[ProviderError]] = {
     "no_capacity": NoCapacity,
@@ -38,15 +35,6 @@ _BY_CODE: Mapping[str, type[ProviderError]] = {
     "already_discontinued": ProviderNotFound,
     "invalid_request": ProviderRejected,
 }
-_BY_STATUS: Mapping[int, type[ProviderError]] = {
-    401: AuthError,
-    402: BillingBlocked,
-    403: PermissionDenied,
-    404: ProviderNotFound,
-    408: Ambiguous,
-    429: RateLimited,
-}
-_CONNECTION_WIDE = (AuthError, PermissionDenied, BillingBlocked, RateLimited)
 
 
 class NameInUse(Exception):
@@ -160,33 +148,13 @@ def _error_of(
     status, code = response.status_code, str(error.get("code", "no code"))
     if code == "name_in_use" and isinstance(error.get("resource_id"), str):
         return NameInUse(error["resource_id"])
-    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
-    if kind is None:
-        kind = ProviderRejected if 400 <= status < 500 else Ambiguous
-    words = mask(str(error.get("message", "no message")), secrets)[:MESSAGE_CHARACTERS]
-    return kind(
-        f"{what}: HTTP {status}, {code[:64]}: {words}",
-        scope="connection" if issubclass(kind, _CONNECTION_WIDE) else "offer",
-        retry_after_seconds=_retry_after(response.headers.get("retry-after")),
-    )
+    words, retry_after = str(error.get("message", "no message")), response.headers.get("retry-after")
+    kind = kind_of(status, _BY_CODE, (code,))
+    return refusal(kind, what, f"HTTP {status}", words, secrets, code=code, retry_after=retry_after)
 
 
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError:
-        return None
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds, from either form of the header; None when it is absent or unreadable."""
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
         return None

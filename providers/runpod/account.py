@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from domain.errors import Ambiguous, AuthError, ProviderRejected
-from domain.masking import mask
-from providers.runpod.answers import MESSAGE_CHARACTERS, kind_of_sentence
+from providers.refusals import refusal
+from providers.runpod.answers import kind_of_sentence
 from providers.runpod.credentials import RunPodEndpoints
 
 _BASE_URL = "RUNPOD_API_BASE_URL"
@@ -37,10 +37,10 @@ def account_id(api_key: str, graphql_url: str) -> str:
         try:
             user: Any = get_user(api_key=api_key)
         except error.AuthenticationError as refused:
-            raise AuthError(f"{what}: {_safe(refused, api_key)}", scope="connection") from None
+            raise refusal(AuthError, what, "GraphQL", str(refused), (api_key,)) from None
         except error.QueryError as refused:
-            sentence = _safe(refused, api_key)
-            raise (kind_of_sentence(sentence) or ProviderRejected)(f"{what}: {sentence}", scope="connection") from None
+            kind = kind_of_sentence(str(refused)) or ProviderRejected
+            raise refusal(kind, what, "GraphQL", str(refused), (api_key,), scope="connection") from None
         except Exception as failure:
             # Connections, time-outs, pages that are no JSON, JSON without data: the SDK lets all of them through.
             raise Ambiguous(f"{what}: {type(failure).__name__}: no answer that can be read") from None
@@ -49,10 +49,6 @@ def account_id(api_key: str, graphql_url: str) -> str:
     if not isinstance(user, dict) or not isinstance(user.get("id"), str):
         raise Ambiguous(f"{what}: the answer names no account")
     return str(user["id"])
-
-
-def _safe(failure: Exception, api_key: str) -> str:
-    return mask(str(failure), (api_key,))[:MESSAGE_CHARACTERS]
 
 
 @contextlib.contextmanager

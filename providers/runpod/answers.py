@@ -8,9 +8,8 @@ the rest may repeat what was asked for.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -28,20 +27,11 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from domain.masking import mask
+from providers.refusals import kind_of, refusal
 
-MESSAGE_CHARACTERS = 500
 _DECISIVE_CHARACTERS = 200
 _NOT_AN_ERROR = 400
 
-_BY_STATUS: Mapping[int, type[ProviderError]] = {
-    401: AuthError,
-    402: BillingBlocked,
-    403: PermissionDenied,
-    404: ProviderNotFound,
-    408: Ambiguous,
-    429: RateLimited,
-}
 _BY_GRAPHQL_CODE: Mapping[str, type[ProviderError]] = {
     "UNAUTHENTICATED": AuthError,
     "FORBIDDEN": PermissionDenied,
@@ -77,7 +67,6 @@ _GRAPHQL_SENTENCES: Sequence[tuple[str, type[ProviderError]]] = (
     (r"^pod not found", ProviderNotFound),
 )
 _VAGUE_STATUS = (400, 403)
-_CONNECTION_WIDE = (AuthError, PermissionDenied, BillingBlocked, RateLimited)
 
 
 def _exact(value: Any) -> Any:
@@ -215,31 +204,32 @@ def read_rest(response: httpx.Response, model: type[Answer], what: str, secrets:
         ProviderError: the kind that the tables name. Its message holds none of `secrets`.
     """
     body = read_json(response.content)
-    refusal = body if isinstance(body, dict) and "title" in body and "detail" in body else {}
+    refused = body if isinstance(body, dict) and "title" in body and "detail" in body else {}
     status = response.status_code
-    if status >= _NOT_AN_ERROR or refusal:
-        raise rest_error(response, refusal, what, secrets)
+    if status >= _NOT_AN_ERROR or refused:
+        raise rest_error(response, refused, what, secrets)
     if model is NoContent and not response.content:
         return model()
     return validated(body, model, f"{what}: HTTP {status}")
 
 
 def rest_error(
-    response: httpx.Response, refusal: Mapping[str, Any], what: str, secrets: Iterable[str]
+    response: httpx.Response, refused: Mapping[str, Any], what: str, secrets: Iterable[str]
 ) -> ProviderError:
     """What a REST answer refuses. A refusal with the status of a success counts by the status that it states."""
     status = response.status_code
-    stated = refusal.get("status")
+    stated = refused.get("status")
     if status < _NOT_AN_ERROR:
         status = stated if isinstance(stated, int) and stated >= _NOT_AN_ERROR else 500
-    detail = str(refusal.get("detail", "no detail"))
-    kind = _BY_STATUS.get(status) or (ProviderRejected if status < 500 else Ambiguous)
+    detail = str(refused.get("detail", "no detail"))
+    kind = kind_of(status)
     if status in _VAGUE_STATUS:
         kind = _kind_of_sentence(detail, _SENTENCES) or kind
-    problems = refusal.get("errors")
+    problems = refused.get("errors")
     if isinstance(problems, list):
         detail = "; ".join([detail, *map(str, problems[:5])])
-    return _error(kind, f"HTTP {response.status_code}", detail, what, secrets, response)
+    retry_after = response.headers.get("retry-after")
+    return refusal(kind, what, f"HTTP {response.status_code}", detail, secrets, retry_after=retry_after)
 
 
 def read_graphql(response: httpx.Response, what: str, secrets: Iterable[str]) -> dict[str, Any]:
@@ -288,33 +278,8 @@ def _graphql_error(error: Any, response: httpx.Response, what: str, secrets: Ite
     sentence = str(error.get("message", "no message"))
     extensions = error.get("extensions")
     code = str(extensions.get("code", "no code")) if isinstance(extensions, dict) else "no code"
-    kind = kind_of_sentence(sentence) or _BY_GRAPHQL_CODE.get(code) or _BY_STATUS.get(response.status_code)
-    if kind is None:
-        kind = Ambiguous if response.status_code >= 500 else ProviderRejected
-    return _error(kind, f"GraphQL {code[:64]}", sentence, what, secrets, response)
-
-
-def _error(
-    kind: type[ProviderError], how: str, words: str, what: str, secrets: Iterable[str], response: httpx.Response
-) -> ProviderError:
-    # Masked before it is cut: half a secret is one too.
-    words = mask(words, secrets)[:MESSAGE_CHARACTERS]
-    return kind(
-        f"{what}: {how}: {words}",
-        scope="connection" if issubclass(kind, _CONNECTION_WIDE) else "offer",
-        retry_after_seconds=_retry_after(response.headers.get("retry-after")),
-    )
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds, from either form of the header; None when it is absent or unreadable."""
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return None
+    # What it refuses it refuses with the status of a success.
+    status = max(response.status_code, _NOT_AN_ERROR)
+    kind = kind_of_sentence(sentence) or kind_of(status, _BY_GRAPHQL_CODE, (code,))
+    retry_after = response.headers.get("retry-after")
+    return refusal(kind, what, "GraphQL", sentence, secrets, code=code, retry_after=retry_after)
