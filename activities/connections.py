@@ -3,17 +3,19 @@ the provider of every connection, as they come, change and go."""
 
 import asyncio
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from temporalio import activity
 
 from activities.context import Context, heartbeating, log
 from activities.failures import bounded
+from activities.host_keys import StoredHostKeys
 from domain.backends import Values, catalog
 from domain.errors import ProviderError
+from domain.host_keys import fingerprint
 from domain.masking import mask
 from providers import connect
-from providers.base import CredentialReport, Provider, ProviderContext
+from providers.base import CredentialReport, HostReport, Provider, ProviderContext
 from providers.connected import ConnectedProvider
 from store import connections, offers
 from store.connections import InUse, ToVerify
@@ -42,7 +44,10 @@ class ConnectionActivities:
             report = await self._ask(id_, wanted)
             message = bounded(_without_secrets(report.message, wanted))
             now = self._context.clock()
-            await db.write(lambda session: connections.verified(session, id_, number, report.status, message, now))
+            hosts = [_shown(host, wanted) for host in report.hosts] or None
+            await db.write(
+                lambda session: connections.verified(session, id_, number, report.status, message, now, hosts)
+            )
             log.info("connection_verified", connection=id_, provider=wanted.provider, status=report.status)
             return report.status
 
@@ -177,15 +182,23 @@ class ConnectionKeeper:
 
 async def _build(context: Context, connection_id: str, backend: str, values: Values) -> Provider:
     settings = context.settings
-    given = ProviderContext(connection_id, context.owner_id, str(settings.data_dir))
-    if backend == "ssh":
-        # What an administrator says of all fleets, whoever connects them.
-        given.options = {
-            "agent_socket": str(settings.agent_socket),
-            "allowed_networks": [part.strip() for part in settings.fleet_networks.split(",") if part.strip()],
-            "multi_tenant": settings.local_multi_tenant,
-        }
+    given = ProviderContext(
+        connection_id,
+        context.owner_id,
+        str(settings.data_dir),
+        host_keys=StoredHostKeys(context.db, connection_id, context.clock),
+        agent_socket=str(settings.agent_socket),
+        fleet_networks=tuple(part.strip() for part in settings.fleet_networks.split(",") if part.strip()),
+        multi_tenant=settings.local_multi_tenant,
+    )
     return await asyncio.to_thread(connect.build, backend, given, values)
+
+
+def _shown(host: HostReport, wanted: ToVerify) -> dict[str, Any]:
+    """A host's report as it is kept: of its key what people compare."""
+    kept = host.model_dump(mode="json", exclude={"host_key"})
+    kept["message"] = _without_secrets(host.message, wanted)
+    return {**kept, "host_key_fingerprint": fingerprint(host.host_key) if host.host_key else None}
 
 
 def _without_secrets(message: str, wanted: ToVerify) -> str:

@@ -18,11 +18,38 @@ from domain.offers import Capabilities, Offer
 from domain.spec import ComputeRequest, Frozen, Port, RegistryCredential
 
 
+class HostReport(Frozen):
+    """What was found out of one host of a fleet, for people. Its texts are bounded."""
+
+    hostname: str
+    reachable: bool
+    status: str
+    """`ok`, `no_gpu` (reachable, and there is none), `unreachable`, `auth`, `host_key`, `permission`, `no_engine`, or
+    `probe_failed`: reachable, and it could not be found out what it has."""
+    message: str
+    """One line: what it has, or why not."""
+    gpus: tuple[str, ...] = ()
+    """As the driver names them, with the memory."""
+    driver: str | None = None
+    vcpus: int = 0
+    memory_gb: float = 0
+    disk_gb: int = 0
+    engine: str | None = None
+    host_key: str | None = None
+    """The public key that the host has shown, in OpenSSH's form; None where it showed none, or another than it must."""
+
+    @property
+    def usable(self) -> bool:
+        return self.status in ("ok", "no_gpu")
+
+
 class CredentialReport(Frozen):
-    """Outcome of `verify`: `ok`, `auth`, `permission` or `unreachable`, and a sentence for people."""
+    """Outcome of `verify`: `ok`, `auth`, `permission` or `unreachable`, and a sentence for people. A backend that is
+    made of hosts reports on each."""
 
     status: str
     message: str = ""
+    hosts: tuple[HostReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +164,20 @@ class OfferQuery:
     gpu_count: int | None = None
 
 
+class HostKeys(Protocol):
+    """Where a connection's host keys are pinned, by `host:port`; keys are in OpenSSH's public form, without a comment.
+    Every worker has the same pins."""
+
+    async def pinned(self, address: str) -> str | None:
+        """The key, or None where none was seen yet."""
+        ...
+
+    async def pin(self, address: str, key: str) -> str:
+        """Keeps a key that a host showed at its first connection. Answers the one that is pinned: another one, where
+        somebody else saw another one first."""
+        ...
+
+
 @dataclass
 class ProviderContext:
     """What every provider is given by the process that builds it."""
@@ -145,6 +186,14 @@ class ProviderContext:
     owner_id: str
     data_dir: str
     options: dict[str, Any] = field(default_factory=dict)
+    host_keys: HostKeys | None = None
+    """None: what is pinned is forgotten with the provider."""
+    agent_socket: str | None = None
+    """The control plane's agent-only socket on this machine."""
+    fleet_networks: tuple[str, ...] | None = None
+    """CIDRs in which an administrator allows hosts of fleets; None: none was asked."""
+    multi_tenant: bool = False
+    """Whether jobs of several organizations may be on one machine at once."""
 
 
 class Provider(Protocol):

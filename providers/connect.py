@@ -73,6 +73,12 @@ def ssh(context: ProviderContext, values: Values) -> Provider:
     if values.get("bastion_hostname"):
         names = ("hostname", "port", "user", "private_key")
         given["bastion"] = {name: values[key] for name in names if values.get(key := f"bastion_{name}") is not None}
+    context.options = {
+        "agent_socket": context.agent_socket,
+        "allowed_networks": context.fleet_networks,
+        "multi_tenant": context.multi_tenant,
+        **context.options,
+    }
     return SshProvider(context, Fleet.model_validate(given))
 
 

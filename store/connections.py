@@ -20,7 +20,7 @@ from domain.backends import Backend, Values
 from domain.errors import Conflict, NotFound
 from domain.ids import new_id
 from domain.roles import Role
-from store import inbox, offers
+from store import host_keys, inbox, offers
 from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
 from store.lifecycle import request_termination
@@ -239,13 +239,23 @@ def to_verify(session: Session, vault: Vault, connection_id: str, number: int, n
     return None if values is None else ToVerify(connection.provider, values)
 
 
-def verified(session: Session, connection_id: str, number: int, status: str, message: str, now: datetime) -> None:
-    """The outcome: what was accepted is in use from now on, what was not is wiped."""
+def verified(
+    session: Session,
+    connection_id: str,
+    number: int,
+    status: str,
+    message: str,
+    now: datetime,
+    hosts: list[dict[str, Any]] | None = None,
+) -> None:
+    """The outcome: what was accepted is in use from now on, what was not is wiped. `hosts`: what was found out of each,
+    where the backend is made of hosts."""
     connection = session.get(Connection, connection_id, with_for_update=True)
     if connection is None or connection.verification != number or connection.verified_number >= number:
         return
     connection.verified_number = number
     connection.verified_status, connection.verified_message, connection.verified_at = status, message, now
+    connection.verified_hosts = hosts
     had_candidate = connection.candidate_sealed is not None
     if status == "ok":
         if had_candidate:
@@ -275,7 +285,9 @@ def expire_candidates(session: Session, now: datetime) -> int:
     for connection in stale:
         verified(session, connection.id, connection.verification, "expired", "no worker verified it in time", now)
     old = (col(Connection.state) == ConnectionState.FAILED, col(Connection.updated_at) < now - _FAILED_KEPT)
-    session.exec(delete(Connection).where(*old))
+    forgotten = session.exec(select(Connection.id).where(*old).with_for_update()).all()
+    host_keys.forget_all(session, forgotten)
+    session.exec(delete(Connection).where(col(Connection.id).in_(forgotten)))
     return len(stale)
 
 
@@ -351,6 +363,7 @@ def finish_removals(session: Session) -> list[str]:
 
 def _forget(session: Session, connection: Connection) -> None:
     offers.forget(session, connection.id)
+    host_keys.forget_all(session, [connection.id])
     session.exec(delete(OrphanSighting).where(col(OrphanSighting.connection_id) == connection.id))
     session.delete(connection)
     publish(session, TOPIC)

@@ -15,9 +15,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from domain.errors import Ambiguous, AuthError, PermissionDenied, ProviderRejected
+from domain.host_keys import address_of
+from providers.base import HostKeys
 from providers.local.process import Completed
 from providers.ssh.addresses import check_behind_bastion, checked_address
-from providers.ssh.hostkeys import HostKeys
 from providers.ssh.settings import Bastion, Fleet, FleetHost, Key, SshOptions
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        return f"{self.hostname}:{self.port}"
+        return address_of(self.hostname, self.port)
 
 
 def target_of(fleet: Fleet, host: FleetHost | Bastion) -> Target:
@@ -81,6 +82,8 @@ class Link:
         self.ahead = timedelta(0)
         """By how much the host's clock is ahead of ours."""
         self._keys = keys
+        self._pinned: str | None = None
+        """As of the last try to connect."""
         self._options = options
         self._through = through
         self._connection: SSHClientConnection | None = None
@@ -90,7 +93,7 @@ class Link:
     @property
     def host_key(self) -> str | None:
         """The key that the host has to show; None until its first connection."""
-        return self.target.host_key or self._keys.pinned(self.target.address)
+        return self.target.host_key or self._pinned
 
     async def run(self, script: str, *, timeout: float) -> Completed:
         """Runs a script as root, to its end.
@@ -192,10 +195,7 @@ class Link:
             try:
                 return await self._greeted(await self._dial())
             except asyncssh.HostKeyNotVerifiable as error:
-                raise HostKeyChanged(
-                    f"{target.address} shows another host key than the one that is pinned: if the host was installed "
-                    "anew, remove its pin; if not, somebody is in between"
-                ) from error
+                raise _key_changed(target) from error
             except asyncssh.PermissionDenied as error:
                 raise AuthError(f"{target.address} refuses the key of {target.user}") from error
             except (asyncssh.ConnectionLost, ConnectionResetError, BrokenPipeError) as error:
@@ -226,6 +226,7 @@ class Link:
             raise AuthError(
                 f"the private key for {target.hostname} cannot be read: it has to be one without a passphrase"
             ) from error
+        self._pinned = await self._keys.pinned(target.address)
         pinned = self.host_key
         seen: list[str] = []
         if self._through is None:
@@ -252,7 +253,14 @@ class Link:
             keepalive_count_max=options.keepalives,
         )
         if pinned is None and seen:
-            self._keys.pin(target.address, seen[-1])
+            try:
+                self._pinned = await self._keys.pin(target.address, seen[-1])
+                if self._pinned != seen[-1]:
+                    # Another process pinned first, and saw another host.
+                    raise _key_changed(target)
+            except BaseException:
+                connection.abort()
+                raise
         return connection
 
     async def _greeted(self, connection: "SSHClientConnection") -> "SSHClientConnection":
@@ -272,6 +280,13 @@ class Link:
             connection.abort()
             raise
         return connection
+
+
+def _key_changed(target: Target) -> HostKeyChanged:
+    return HostKeyChanged(
+        f"{target.address} shows another host key than the one that is pinned: if the host was installed anew, have its"
+        " pinned key forgotten; if not, somebody is in between"
+    )
 
 
 def _require_library() -> None:

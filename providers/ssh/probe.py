@@ -4,37 +4,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from domain.errors import Ambiguous, AuthError, PermissionDenied, ProviderError
-from domain.spec import Frozen
+from providers.base import HostReport
 from providers.local.gpus import HostGpu, parse
 from providers.ssh import scripts
 from providers.ssh.link import HostKeyChanged, HostUnreachable, Link
 
 _SECONDS = 120.0
-
-
-class HostReport(Frozen):
-    """What a probe found out of one host, for people."""
-
-    hostname: str
-    reachable: bool
-    status: str
-    """`ok`, `no_gpu` (reachable, and there is none), `unreachable`, `auth`, `host_key`, `permission`, `no_engine`, or
-    `probe_failed`: reachable, and it could not be found out what it has."""
-    message: str
-    """One line: what it has, or why not."""
-    gpus: tuple[str, ...] = ()
-    """As the driver names them, with the memory."""
-    driver: str | None = None
-    vcpus: int = 0
-    memory_gb: float = 0
-    disk_gb: int = 0
-    engine: str | None = None
-    host_key: str | None = None
-    """The key that the host has shown, to be pinned."""
-
-    @property
-    def usable(self) -> bool:
-        return self.status in ("ok", "no_gpu")
 
 
 @dataclass(frozen=True, slots=True)

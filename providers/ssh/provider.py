@@ -18,6 +18,7 @@ from domain.offers import Capabilities, Offer
 from providers.base import (
     CredentialReport,
     Handle,
+    HostReport,
     InstanceSpec,
     InstanceView,
     LogPage,
@@ -30,10 +31,10 @@ from providers.base import (
 from providers.local.naming import attempt_of, workload_name
 from providers.local.records import Record
 from providers.ssh.host import Host
-from providers.ssh.hostkeys import HostKeyFile, HostKeys
+from providers.ssh.hostkeys import HostKeysInMemory
 from providers.ssh.link import HostUnreachable, Link, target_of
 from providers.ssh.offers import host_of, host_offers
-from providers.ssh.probe import HostReport, probe
+from providers.ssh.probe import probe
 from providers.ssh.settings import Fleet, SshOptions
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ _ENDED = (ProviderState.EXITED, ProviderState.FAILED, ProviderState.STOPPING)
 
 
 class SshProvider:
-    """`host_keys` is where pins are kept; by default a file for this connection in the data directory."""
+    """The hosts by their names. Their keys are pinned where the context says."""
 
     name = "ssh"
     slots: int | None = None
@@ -60,7 +61,6 @@ class SshProvider:
         context: ProviderContext,
         fleet: Fleet,
         *,
-        host_keys: HostKeys | None = None,
         clock: Clock = utc_now,
     ) -> None:
         options = SshOptions.model_validate(context.options)
@@ -68,7 +68,7 @@ class SshProvider:
         self._options = options
         self._clock = clock
         self._agent_socket = options.agent_socket
-        keys = host_keys or HostKeyFile(Path(context.data_dir) / "ssh" / context.connection_id / "host_keys")
+        keys = context.host_keys or HostKeysInMemory()
         self._bastion = Link(target_of(fleet, fleet.bastion), keys, options) if fleet.bastion else None
         self._hosts = {
             host.hostname: Host(
@@ -93,12 +93,12 @@ class SshProvider:
         bad = [report for report in reports if not report.usable]
         message = "; ".join(f"{report.hostname}: {report.message}" for report in bad)[:2000]
         if len(bad) < len(reports):
-            return CredentialReport(status="ok", message=message)
+            return CredentialReport(status="ok", message=message, hosts=tuple(reports))
         statuses = {report.status for report in bad}
         if statuses <= {"auth", "host_key"}:
-            return CredentialReport(status="auth", message=message)
+            return CredentialReport(status="auth", message=message, hosts=tuple(reports))
         status = "unreachable" if statuses <= {"unreachable", "auth", "host_key"} else "permission"
-        return CredentialReport(status=status, message=message)
+        return CredentialReport(status=status, message=message, hosts=tuple(reports))
 
     async def offers(self, query: OfferQuery) -> list[Offer]:
         """Those of the hosts that answer.

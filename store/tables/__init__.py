@@ -7,7 +7,7 @@ from store.tables.access import ApiKey, Organization, Project
 from store.tables.audit import AuditEntry
 from store.tables.budgets import Budget, BudgetAlert, BudgetReservation
 from store.tables.catalog import ConnectionHealth, OfferRow
-from store.tables.connections import Connection
+from store.tables.connections import Connection, HostKey
 from store.tables.inputs import InboxRow, SlotWaiter
 from store.tables.installation import Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
@@ -27,6 +27,7 @@ __all__ = [
     "BudgetReservation",
     "Connection",
     "ConnectionHealth",
+    "HostKey",
     "IdempotencyKey",
     "InboxRow",
     "Installation",

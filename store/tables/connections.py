@@ -45,5 +45,18 @@ class Connection(SQLModel, table=True):
     """`ok`, `auth`, `permission`, `unreachable`, or `expired` for one that had no outcome in time."""
     verified_message: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
     verified_at: datetime | None = fields.time()
+    verified_hosts: list[dict[str, Any]] | None = fields.json()
+    """What the verification found out of each host, where the backend is made of hosts: bounded, nothing secret."""
     created_at: datetime = fields.time(nullable=False)
     updated_at: datetime = fields.time(nullable=False)
+
+
+class HostKey(SQLModel, table=True):
+    """The first public key that a host of a connection showed: it has to show it ever after."""
+
+    connection_id: str = Field(primary_key=True)
+    address: str = Field(primary_key=True)
+    """`host:port`."""
+    key: str
+    """In OpenSSH's form, without a comment."""
+    first_seen_at: datetime = fields.time(nullable=False)

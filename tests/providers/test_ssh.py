@@ -22,7 +22,6 @@ from providers.connect import build
 from providers.local.images import auth_file, qualify
 from providers.ssh import scripts
 from providers.ssh.addresses import check_behind_bastion, checked_address
-from providers.ssh.hostkeys import HostKeyFile, HostKeysInMemory
 from providers.ssh.link import HostUnreachable, target_of
 from providers.ssh.offers import host_offers
 from providers.ssh.probe import read_facts, report
@@ -96,25 +95,6 @@ class TestAddresses:
         for host in ("gpu-1.internal", "192.0.2.200", "127.0.0.1"):
             with pytest.raises(ProviderRejected):
                 check_behind_bastion(host, networks)
-
-
-class TestHostKeys:
-    def test_the_first_one_stays_also_for_another_process(self, tmp_path: Path) -> None:
-        keys = HostKeyFile(tmp_path / "ssh" / "host_keys")
-        assert keys.pinned("192.0.2.1:22") is None
-        keys.pin("192.0.2.1:22", "ssh-ed25519 AAAA")
-        keys.pin("192.0.2.1:22", "ssh-ed25519 BBBB")
-        keys.pin("192.0.2.1:2", "ssh-ed25519 CCCC")
-        again = HostKeyFile(tmp_path / "ssh" / "host_keys")
-        assert again.pinned("192.0.2.1:22") == "ssh-ed25519 AAAA"
-        assert again.pinned("192.0.2.1:2") == "ssh-ed25519 CCCC"
-        assert (tmp_path / "ssh" / "host_keys").stat().st_mode & 0o777 == 0o600
-
-    def test_can_be_kept_elsewhere(self) -> None:
-        keys = HostKeysInMemory({"a:22": "ssh-ed25519 AAAA"})
-        keys.pin("a:22", "ssh-ed25519 BBBB")
-        keys.pin("b:22", "ssh-ed25519 CCCC")
-        assert keys.known == {"a:22": "ssh-ed25519 AAAA", "b:22": "ssh-ed25519 CCCC"}
 
 
 class TestTheReport:

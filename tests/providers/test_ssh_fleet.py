@@ -25,6 +25,7 @@ from providers.base import (
     TerminateState,
 )
 from providers.local.host_image import HOST_IMAGE
+from providers.ssh.hostkeys import HostKeysInMemory
 from providers.ssh.link import HostKeyChanged, HostUnreachable
 from providers.ssh.provider import SshProvider
 from tests.providers.conformance import no_progress, until_gone
@@ -142,7 +143,8 @@ class TestTheWayThere:
         self, fleet: RunningFleet, tmp_path: Path, owner: str
     ) -> None:
         host = fleet.hosts["one"]
-        first = fleet.provider(fleet.fleet("one"), tmp_path, owner)
+        pins = HostKeysInMemory()
+        first = fleet.provider(fleet.fleet("one"), tmp_path, owner, host_keys=pins)
         (seen,) = await first.probe()
         assert seen.status == "no_gpu"
         assert seen.host_key == " ".join((host.root / "host_key.pub").read_text().split()[:2])
@@ -150,13 +152,26 @@ class TestTheWayThere:
         host.power_off()
         host.new_key()
         host.start()
-        second = fleet.provider(fleet.fleet("one"), tmp_path, owner)
+        second = fleet.provider(fleet.fleet("one"), tmp_path, owner, host_keys=pins)
         (report,) = await second.probe()
         assert (report.status, report.reachable) == ("host_key", True)
         assert (await second.verify()).status == "auth"
         with pytest.raises(HostKeyChanged, match="another host key"):
             await second.list_owned()
         await second.close()
+
+    async def test_of_two_that_see_a_host_first_the_one_that_sees_another_key_refuses_it(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        class PinnedMeanwhile(HostKeysInMemory):
+            async def pinned(self, address: str) -> str | None:
+                return None
+
+        pins = PinnedMeanwhile({f"{fleet.hosts['one'].address}:22": "ssh-ed25519 AAAA"})
+        provider = fleet.provider(fleet.fleet("one"), tmp_path, owner, host_keys=pins)
+        with pytest.raises(HostKeyChanged):
+            await provider.list_owned()
+        await provider.close()
 
     async def test_an_address_outside_the_allowed_networks_is_not_connected_to(
         self, fleet: RunningFleet, tmp_path: Path, owner: str

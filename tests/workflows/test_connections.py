@@ -257,8 +257,8 @@ async def test_a_gpu_is_had_from_runpod_by_its_name_once_it_is_connected(
 def _point_at(runpod: RunningRunPod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter as it is, at another address, and less patient."""
 
-    def context(connection_id: str, owner_id: str, data_dir: str) -> ProviderContext:
-        return ProviderContext(connection_id, owner_id, data_dir, dict(IMPATIENT))
+    def context(connection_id: str, owner_id: str, data_dir: str, **given: Any) -> ProviderContext:
+        return ProviderContext(connection_id, owner_id, data_dir, dict(IMPATIENT), **given)
 
     monkeypatch.setattr(activities.connections, "ProviderContext", context)
     monkeypatch.setattr("providers.runpod.provider.RunPodEndpoints", lambda: runpod.endpoints)

@@ -133,6 +133,7 @@ def upgrade() -> None:
         sa.Column("verified_status", sa.String(), nullable=True),
         sa.Column("verified_message", sa.Text(), nullable=True),
         sa.Column("verified_at", sa.BigInteger(), nullable=True),
+        sa.Column("verified_hosts", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("updated_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
@@ -155,6 +156,14 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("blocked", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("connection_id"),
+    )
+    op.create_table(
+        "hostkey",
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("address", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("first_seen_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("connection_id", "address"),
     )
     op.create_table(
         "idempotencykey",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from providers.base import ProviderContext
+from providers.base import HostKeys, ProviderContext
 from providers.local.host_image import HOST_IMAGE
 from providers.local.podman_config import tuned
 from providers.ssh.provider import SshProvider
@@ -138,7 +138,14 @@ class RunningFleet:
         return Fleet.model_validate(values)
 
     def provider(
-        self, fleet: Fleet, data_dir: Path, owner: str = OWNER, *, connection: str = "conn_fleet", **options: Any
+        self,
+        fleet: Fleet,
+        data_dir: Path,
+        owner: str = OWNER,
+        *,
+        connection: str = "conn_fleet",
+        host_keys: HostKeys | None = None,
+        **options: Any,
     ) -> SshProvider:
         options = {
             "directory": DIRECTORY,
@@ -147,7 +154,7 @@ class RunningFleet:
             "forward_seconds": 0.3,
             **options,
         }
-        return SshProvider(ProviderContext(connection, owner, str(data_dir), options), fleet)
+        return SshProvider(ProviderContext(connection, owner, str(data_dir), options, host_keys), fleet)
 
 
 @contextlib.contextmanager
