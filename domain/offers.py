@@ -39,6 +39,9 @@ class Offer(Frozen):
     teardown_seconds: float = Field(default=60, description="Expected from the delete request to confirmed absence.")
     spot: bool = False
     available: bool = True
+    over_quota: str | None = None
+    """Which quota of the account it does not fit even if nothing else is rented, in words for people; then it is not
+    available, and waiting does not help."""
     exclusive: bool = False
     """Whether it is one machine, as on a marketplace: then at most one attempt has it at a time."""
     observed_at: datetime

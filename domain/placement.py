@@ -202,6 +202,10 @@ def _over_limit(spec: JobSpec, offer: Offer, spent: Decimal) -> str | None:
     return f"would bring the cost to {least} USD at least (at {price} USD/h): above max_cost_usd {most}"
 
 
+def _over_quota(_spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
+    return offer.over_quota
+
+
 def _taken(_spec: JobSpec, offer: Offer, _spent: Decimal) -> str | None:
     return None if offer.available else "has none free now"
 
@@ -216,6 +220,7 @@ _OFFER_RULES: tuple[_Rule, ...] = (
     _elsewhere,
     _above_price,
     _over_limit,
+    _over_quota,
     _taken,
 )
 

@@ -73,6 +73,7 @@ def _render(connection: ConnectionHealth, offer: dict[str, Any]) -> dict[str, An
         "provider": connection.provider,
         "provider_sku": offer["provider_sku"],
         "available": offer["available"],
+        **({"unavailable_reason": reason} if (reason := offer.get("over_quota")) else {}),
         "price_usd_hr": number(Decimal(offer["price_usd_hr"])),
         "observed_at": observed_at,
         "expires_at": None,

@@ -405,6 +405,9 @@ class Offer(BaseModel):
     provider: str
     provider_sku: str
     available: bool
+    unavailable_reason: str | None = Field(
+        default=None, description="The quota that keeps the account from it; absent where none is known to."
+    )
     price_usd_hr: float
     observed_at: datetime
     expires_at: datetime | None

@@ -64,6 +64,12 @@ class TestOffers:
             "spot": True,
         }  # fmt: skip
 
+    def test_an_offer_that_no_quota_allows_says_so(self, admin: httpx.Client, market: Market) -> None:
+        why = "the quota L-417A185B allows 0 vCPUs in us-east-1, it needs 192"
+        market.polled("aws", market.offer("aws", "a", available=False, over_quota=why))
+        [shown] = admin.get("/catalog/offers").json()["data"]
+        assert (shown["available"], shown["unavailable_reason"]) == (False, why)
+
     @pytest.mark.parametrize(
         ("filters", "found"),
         [

@@ -186,6 +186,13 @@ class TestWhatIsLeft:
         assert not result.may_free_up
         assert only_too_dear(result)
 
+    def test_an_offer_that_no_quota_allows_is_not_worth_waiting_for(self) -> None:
+        why = "the quota P allows 0 vCPUs, it needs 8"
+        result = ask(spec(), offer(available=False, over_quota=why))
+        assert not result.may_free_up
+        assert result.explain() == f"aws: {why}"
+        assert ask(spec(), offer(available=False, over_quota=why), offer("taken", available=False)).may_free_up
+
     def test_without_a_limit_nothing_is_too_dear(self) -> None:
         assert not only_too_dear(ask(spec(), offer(accelerator="nvidia-l4-24gb")))
         assert not only_too_dear(ask(spec(), offer()))
