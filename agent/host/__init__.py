@@ -4,6 +4,7 @@ It is the same bytes on every retry of an attempt, and says nothing of the workl
 is the one secret in it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from agent.launch_spec import quote
+from domain.spec import Port
+from domain.ssh_access import SSH_PORT
 
 _END_OF_AGENT = "HEADRACE_AGENT_ENDS"
+_FIRST_SSH_PORT = 2222
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,17 @@ class HostSpec:
     agent: str
     private: bool = False
     gpu_count: int = 0
+    ports: tuple[Port, ...] = ()
     lifetime_seconds: int = 7 * 24 * 3600
+
+
+def machine_ports(ports: Sequence[Port]) -> dict[int, int]:
+    """The machine's port for each of the container's: the same number, but for 22, which the machine's own sshd has. That
+    one becomes 2222, or the next number that is free."""
+    machine = {port.container_port: port.container_port for port in ports if port.container_port != SSH_PORT}
+    if any(port.container_port == SSH_PORT for port in ports):
+        machine[SSH_PORT] = next(number for number in range(_FIRST_SSH_PORT, 1 << 16) if number not in machine)
+    return machine
 
 
 def host_script(spec: HostSpec) -> str:
@@ -54,6 +68,7 @@ def host_script(spec: HostSpec) -> str:
         *(f"{name}={quote(value)}" for name, value in values.items()),
         f"hh_private={int(spec.private)}",
         f"hh_gpus={spec.gpu_count}",
+        f"hh_ports='{' '.join(f'{at}:{inside}' for inside, at in machine_ports(spec.ports).items())}'",
         f"hh_lifetime_seconds={spec.lifetime_seconds}",
         "hh_agent() {",
         f"cat <<'{_END_OF_AGENT}'",

@@ -1,7 +1,7 @@
 # The Headrace host agent: makes of a fresh Linux machine the home of one workload, as root, once.
 #
 # The text before this one, put there by `agent.host`, sets hh_url, hh_token, hh_attempt, hh_image, hh_private,
-# hh_gpus and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the whole; so does SSH.
+# hh_gpus, hh_ports and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the whole; so does SSH.
 #
 #   arm      a timer that powers the machine off, whatever else happens: the provider deletes what powers itself off
 #   check    the driver, the engine, the container toolkit
@@ -200,13 +200,14 @@ hh_pull_once() { # sets `last` to the engine's last line
 # --- run --------------------------------------------------------------------------------------------------------------
 
 hh_run() {
-  local arguments cap memory said status
+  local arguments cap memory port said status
   arguments=(run --detach --name "$hh_attempt" --restart=no --cap-drop=ALL)
   for cap in $hh_caps; do arguments+=(--cap-add="$cap"); done
   arguments+=(--security-opt=no-new-privileges --pids-limit=32768 --log-driver=json-file --log-opt=max-size=10m)
   read -r _ memory _ <"$hh_root/proc/meminfo"
   arguments+=(--shm-size="$((memory / 2))k") # data loaders pass their batches in it
   ((hh_gpus)) && arguments+=(--gpus=all --ulimit=memlock=-1 --ulimit=stack=67108864)
+  for port in $hh_ports; do arguments+=(--publish="$port/tcp"); done
   arguments+=(--env-file="$hh_dir/env" --volume="$hh_dir/agent.sh:/headrace-agent.sh:ro" --entrypoint=bash)
   # The machine has no cloud identity, and its metadata do not answer from so far; this also keeps the boot text apart.
   iptables -w 10 -I DOCKER-USER -d 169.254.169.254 -j DROP 2>/dev/null

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agent.host import HostSpec, host_script
+from agent.host import HostSpec, host_script, machine_ports
 from agent.script import agent_script
+from domain.spec import Port
 
 TOKEN = "hrb.inst-canary.9f3c1d7e"
 ATTEMPT = "inst-abcdefghijklmnopqrst"
@@ -169,6 +170,15 @@ def test_an_image_is_pulled_and_its_container_runs_the_agent(machine: Machine, p
     assert run.endswith(f"--entrypoint=bash {IMAGE} /headrace-agent.sh")
     assert machine.read("env") == f"HEADRACE_TOKEN={TOKEN}\nHEADRACE_URL={plane.url}\n"
     assert machine.read("run/headrace/agent.sh") == agent_script()
+
+
+def test_the_ports_of_the_job_are_published_and_ssh_beside_the_machines_own(machine: Machine, plane: Plane) -> None:
+    names = {"web": 8080, "mine": 2222, "ssh": 22, "again": 8080}
+    ports = tuple(Port(name=name, container_port=number, protocol="tcp") for name, number in names.items())
+    machine.boot(script_for(plane, ports=ports))
+    published = [word for word in machine.read("argv").split() if word.startswith("--publish=")]
+    assert published == ["--publish=8080:8080/tcp", "--publish=2222:2222/tcp", "--publish=2223:22/tcp"]
+    assert machine_ports(ports) == {8080: 8080, 2222: 2222, 22: 2223}
 
 
 def test_the_boot_is_told_with_the_token_of_the_attempt(machine: Machine, plane: Plane) -> None:
