@@ -24,6 +24,10 @@ from workflows.contract import VerifyInput
 
 _VERIFY_SECONDS = 60.0
 _LOAD_AGAIN_ROUNDS = 15
+_HOST_MESSAGE_CHARACTERS = 500
+_HOST_NAME_CHARACTERS = 120
+_MOST_GPUS = 16
+_LARGEST = 10**9
 
 
 class ConnectionActivities:
@@ -195,14 +199,23 @@ async def _build(context: Context, connection_id: str, backend: str, values: Val
 
 
 def _shown(host: HostReport, wanted: ToVerify) -> dict[str, Any]:
-    """A host's report as it is kept: of its key what people compare."""
-    kept = host.model_dump(mode="json", exclude={"host_key"})
-    kept["message"] = _without_secrets(host.message, wanted)
-    return {**kept, "host_key_fingerprint": fingerprint(host.host_key) if host.host_key else None}
+    """A host's report as it is kept: bounded, since the host may say anything, and of its key what people compare."""
+    return {
+        "hostname": host.hostname,
+        "status": host.status,
+        "usable": host.usable,
+        "message": _without_secrets(host.message, wanted)[:_HOST_MESSAGE_CHARACTERS],
+        "gpus": [name[:_HOST_NAME_CHARACTERS] for name in host.gpus[:_MOST_GPUS]],
+        "driver": host.driver and host.driver[:_HOST_NAME_CHARACTERS],
+        "engine": host.engine and host.engine[:_HOST_NAME_CHARACTERS],
+        "vcpus": min(host.vcpus, _LARGEST),
+        "memory_gb": min(host.memory_gb, float(_LARGEST)),
+        "disk_gb": min(host.disk_gb, _LARGEST),
+        "host_key_fingerprint": fingerprint(host.host_key) if host.host_key else None,
+    }
 
 
 def _without_secrets(message: str, wanted: ToVerify) -> str:
     """Providers repeat keys in their errors more often than one would like."""
     backend = catalog().get(wanted.provider)
-    secret = backend.secret_fields if backend else wanted.values.keys()
-    return mask(message, [str(wanted.values[name]) for name in secret if wanted.values.get(name)])
+    return mask(message, backend.secrets_of(wanted.values) if backend else map(str, wanted.values.values()))

@@ -5,49 +5,19 @@ A backend of a third party is an entry point of the group `headrace.providers`: 
 a `Backend` in a module that imports nothing heavy.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from domain import fleets, forms
 from domain.errors import InvalidRequest
+from domain.forms import FieldKind, FormField, Values
+
+__all__ = ["GROUP", "OURS", "Backend", "FieldKind", "FormField", "Values", "backend_of", "catalog", "check_fields"]
 
 GROUP = "headrace.providers"
-Values = dict[str, Any]
-"""What was filled in, by field: text, a boolean, or a list of texts."""
-_MOST_ENTRIES = 64
-_ENTRY_CHARACTERS = 256
-
-
-class FieldKind(StrEnum):
-    TEXT = "text"
-    SECRET = "secret"  # noqa: S105 - a kind of field, not a secret
-    """Sealed, and never shown again."""
-    FILE = "file"
-    """The text of a file; as secret as `secret`."""
-    BOOLEAN = "boolean"
-    LIST = "list"
-    """Of texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class FormField:
-    """One field of a form. `pattern` is what a text, or each entry of a list, must match whole."""
-
-    name: str
-    label: str
-    kind: FieldKind = FieldKind.TEXT
-    required: bool = True
-    help: str = ""
-    pattern: str | None = None
-    max_characters: int = 256
-
-    @property
-    def secret(self) -> bool:
-        return self.kind in {FieldKind.SECRET, FieldKind.FILE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +37,15 @@ class Backend:
     def available(self) -> bool:
         return self.factory is not None
 
-    @property
-    def secret_fields(self) -> frozenset[str]:
-        return frozenset(field.name for field in self.fields if field.secret)
+    def secrets_of(self, values: Values) -> list[str]:
+        """Every secret text in what was filled in."""
+        return forms.secrets_of(self.fields, values)
 
 
 _LIST, _SECRET, _FILE = FieldKind.LIST, FieldKind.SECRET, FieldKind.FILE
 _AWS_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]+"
 _GCP_REGION = r"[a-z]+(-[a-z]+)+[0-9]+"
 _KEY_CHARACTERS = 16_384
-_HOSTNAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*(:[0-9A-Fa-f]*){2,7}"
-_SSH_HOST = r"([A-Za-z_][A-Za-z0-9_.-]*@)?([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?"
 
 # In the order of the console's grid.
 OURS = (
@@ -178,30 +146,7 @@ OURS = (
         "ssh",
         "SSH / On-prem",
         "Bring your own GPU servers",
-        (
-            FormField("user", "SSH user", required=False, help="By default ubuntu."),
-            FormField("port", "SSH port", required=False, pattern=r"[0-9]{1,5}", help="By default 22."),
-            FormField("private_key", "Private key", _FILE, max_characters=_KEY_CHARACTERS, help="No passphrase."),
-            FormField(
-                "hosts", "Hosts", _LIST, pattern=_SSH_HOST,
-                help="Each as [user@]host[:port]; docker or podman is installed, sudo asks for no password.",
-            ),
-            FormField("bastion_hostname", "Bastion", required=False, pattern=_HOSTNAME),
-            FormField("bastion_port", "Bastion port", required=False, pattern=r"[0-9]{1,5}", help="By default 22."),
-            FormField("bastion_user", "Bastion user", required=False, help="By default the SSH user."),
-            FormField(
-                "bastion_private_key", "Bastion private key", _FILE, required=False, max_characters=_KEY_CHARACTERS,
-                help="By default the private key.",
-            ),
-            FormField(
-                "price_usd_hr", "USD per hour of a host", required=False, pattern=r"[0-9]{1,5}(\.[0-9]{1,6})?",
-                help="By default 0; a job pays for its part of a host.",
-            ),
-            FormField(
-                "cpu_slots", "Jobs at once", required=False, pattern=r"[1-9][0-9]{0,2}",
-                help="On each host without GPUs; by default 1.",
-            ),
-        ),
+        fleets.FORM,
         "providers.connect:ssh",
         remote=False,
     ),
@@ -247,53 +192,4 @@ def check_fields(backend: Backend, given: Mapping[str, Any], kept: Mapping[str, 
     Raises:
         InvalidRequest: names the field and the limit; never a value, which may be secret.
     """
-    fields = {field.name: field for field in backend.fields}
-    for name in given:
-        if name not in fields:
-            allowed = ", ".join(fields)
-            raise InvalidRequest(
-                f"fields: {backend.title} has no field {name[:64]!r}; it has {allowed}", field="fields"
-            )
-    values: Values = {}
-    for name, field in fields.items():
-        value = _read(field, given[name]) if name in given else None
-        if value is None and kept is not None and (name not in given or field.secret):
-            value = kept.get(name)
-        if value is not None:
-            values[name] = value
-        elif field.required:
-            raise InvalidRequest(f"fields.{name}: {field.label} is missing", field=f"fields.{name}")
-    return values
-
-
-def _read(field: FormField, value: Any) -> Any:
-    """The value as it is kept; None where it was left blank."""
-    where = f"fields.{field.name}"
-    if field.kind is FieldKind.BOOLEAN:
-        if value is not None and not isinstance(value, bool):
-            raise InvalidRequest(f"{where}: must be true or false", field=where)
-        return value
-    if field.kind is FieldKind.LIST:
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
-            raise InvalidRequest(
-                f"{where}: must be a list of at most {_MOST_ENTRIES}", field=where, limit=_MOST_ENTRIES
-            )
-        return [_text(field, entry, where, _ENTRY_CHARACTERS) for entry in value] or None
-    if value is None or value == "":
-        return None
-    text = _text(field, value, where, field.max_characters)
-    # What is pasted ends in a line more often than not. Keys in PEM want theirs.
-    return text if field.kind is FieldKind.FILE else text.strip() or None
-
-
-def _text(field: FormField, value: Any, where: str, most: int) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where}: must be text", field=where)
-    if len(value) > most:
-        raise InvalidRequest(f"{where}: has more than {most} characters", field=where, limit=most)
-    printable = value.isprintable() if not field.secret else "\x00" not in value
-    if not printable or (field.pattern is not None and not re.fullmatch(field.pattern, value.strip())):
-        raise InvalidRequest(f"{where}: is no {field.label}", field=where)
-    return value
+    return forms.read(backend.title, backend.fields, given, kept)

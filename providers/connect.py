@@ -66,10 +66,9 @@ def runpod(context: ProviderContext, values: Values) -> Provider:
 def ssh(context: ProviderContext, values: Values) -> Provider:
     """A fleet of hosts, behind a bastion where one is named."""
     from providers.ssh.provider import SshProvider
-    from providers.ssh.settings import Fleet, host_of_entry
+    from providers.ssh.settings import Fleet
 
-    given = _given(values, "user", "port", "private_key", "price_usd_hr", "cpu_slots")
-    given["hosts"] = [host_of_entry(entry) for entry in values.get("hosts") or ()]
+    given = _given(values, "user", "port", "private_key", "price_usd_hr", "cpu_slots", "hosts")
     if values.get("bastion_hostname"):
         names = ("hostname", "port", "user", "private_key")
         given["bastion"] = {name: values[key] for name in names if values.get(key := f"bastion_{name}") is not None}

@@ -16,6 +16,7 @@ import orjson
 from sqlalchemy import delete, func, or_
 from sqlmodel import Session, col, select
 
+from domain import forms
 from domain.backends import Backend, Values
 from domain.errors import Conflict, NotFound
 from domain.ids import new_id
@@ -181,8 +182,7 @@ def begin_verification(
 ) -> int:
     """Has the provider asked about `values`, or about what is in use; answers the verification's number."""
     if values is not None:
-        secret = {name: value for name, value in values.items() if name in backend.secret_fields}
-        options = {name: value for name, value in values.items() if name not in secret}
+        options, secret = forms.split(backend.fields, values)
         connection.candidate_options = options | _former_regions(connection.options, options)
         connection.candidate_sealed = vault.seal(orjson.dumps(secret), context(connection.id))
         connection.candidate_at = now
@@ -219,7 +219,7 @@ def _opened(
 ) -> Values | None:
     if sealed is None:
         return None
-    return {**(options or {}), **orjson.loads(vault.open(sealed, context(connection.id)))}
+    return forms.joined(options or {}, orjson.loads(vault.open(sealed, context(connection.id))))
 
 
 # Verification --------------------------------------------------------------------------------------------------------

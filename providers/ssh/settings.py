@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from domain.fleets import MOST_HOSTS
 from domain.spec import Frozen
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -43,28 +44,13 @@ class FleetHost(Frozen):
     """Where users reach the ports of its jobs; by default `hostname`."""
 
 
-def host_of_entry(entry: str) -> FleetHost:
-    """A host written as `[user@]host[:port]`; an IPv6 address stands in brackets.
-
-    Raises:
-        ValidationError: it is none.
-    """
-    user, separator, rest = entry.strip().rpartition("@")
-    if rest.startswith("["):
-        hostname, _, tail = rest[1:].partition("]")
-        port = tail.removeprefix(":")
-    else:
-        hostname, _, port = rest.partition(":")
-    return FleetHost.model_validate({"hostname": hostname, "port": port or None, "user": user if separator else None})
-
-
 class Fleet(Frozen):
     """The fields of the connection form. Keys have no passphrase."""
 
     user: User = "ubuntu"
     port: PortNumber = 22
     private_key: Key
-    hosts: tuple[FleetHost, ...] = Field(min_length=1, max_length=256)
+    hosts: tuple[FleetHost, ...] = Field(min_length=1, max_length=MOST_HOSTS)
     bastion: Bastion | None = None
     price_usd_hr: Price = Decimal(0)
     """Of a whole host; a job pays for its part of it."""
@@ -109,6 +95,10 @@ class SshOptions(Frozen):
     forward_seconds: float = Field(default=10, gt=0)
     """How often the way from a host to the agent's socket is tried."""
     pull_seconds: int = Field(default=3600, ge=1)
+    lifetime_seconds: int = Field(default=7 * 24 * 3600, ge=600)
+    """Of a job without limits: how long it goes on after the host last saw its control plane."""
+    keeper_seconds: float = Field(default=10, gt=0)
+    """How often a host looks for jobs whose time is over."""
 
     @field_validator("allowed_networks")
     @classmethod

@@ -259,7 +259,19 @@ class TestTheForm:
         with pytest.raises(InvalidRequest, match=r"fields\.hosts"):
             check_fields(backend_of("ssh"), {"private_key": "canary", "hosts": [entry]})
 
-    def test_a_port_that_is_none_is_named(self, tmp_path: Path) -> None:
-        filled = check_fields(backend_of("ssh"), {"private_key": "canary", "hosts": ["192.0.2.1:99999"]})
-        with pytest.raises(ProviderRejected, match="port"):
-            build("ssh", ProviderContext("conn_1", "hr-test", str(tmp_path)), filled)
+    def test_a_host_may_have_all_of_its_own(self, tmp_path: Path) -> None:
+        host = {
+            "hostname": "192.0.2.1", "port": 2222, "user": "root", "private_key": "own canary", "cpu_slots": "3",
+            "host_key": "ssh-ed25519 AAAA", "price_usd_hr": "0.125", "address": "gpu-1.example",
+        }  # fmt: skip
+        filled = check_fields(backend_of("ssh"), {"private_key": "canary", "hosts": [host, "192.0.2.2"]})
+        context = ProviderContext("conn_1", "hr-test", str(tmp_path), fleet_networks=("192.0.2.0/24",))
+        provider = build("ssh", context, filled)
+        assert isinstance(provider, SshProvider)
+        own, plain = provider._hosts.values()
+        assert (own.slots, own.price_usd_hr, own.address) == (3, Decimal("0.125"), "gpu-1.example")
+        assert (own.link.target.port, own.link.target.user) == (2222, "root")
+        assert own.link.target.private_key.get_secret_value() == "own canary"
+        assert own.link.host_key == "ssh-ed25519 AAAA"
+        assert (plain.slots, plain.address, plain.link.target.port) == (1, "192.0.2.2", 22)
+        assert provider._options.allowed_networks == ("192.0.2.0/24",)
