@@ -24,6 +24,15 @@ from domain.masking import mask
 
 MESSAGE_CHARACTERS = 500
 
+
+class AlreadyThere(ProviderRejected):
+    """What was to be made is there, by an earlier call."""
+
+
+class InUse(ProviderRejected):
+    """What was to be deleted is held by something else, yet."""
+
+
 BY_CODE: Mapping[str, type[ProviderError]] = {
     # The type cannot be had there now, or not at all.
     "InsufficientInstanceCapacity": NoCapacity,
@@ -38,6 +47,7 @@ BY_CODE: Mapping[str, type[ProviderError]] = {
     "MaxSpotInstanceCountExceeded": QuotaExceeded,
     "InstanceLimitExceeded": QuotaExceeded,
     "VolumeLimitExceeded": QuotaExceeded,
+    "SecurityGroupLimitExceeded": QuotaExceeded,
     "AuthFailure": AuthError,
     "ExpiredToken": AuthError,
     "ExpiredTokenException": AuthError,
@@ -64,6 +74,11 @@ BY_CODE: Mapping[str, type[ProviderError]] = {
     "TooManyRequestsException": RateLimited,
     "InvalidInstanceID.NotFound": ProviderNotFound,
     "InvalidVolume.NotFound": ProviderNotFound,
+    "InvalidGroup.NotFound": ProviderNotFound,
+    "InvalidGroup.Duplicate": AlreadyThere,
+    "InvalidPermission.Duplicate": AlreadyThere,
+    "DependencyViolation": InUse,
+    "InvalidGroup.InUse": InUse,
     "ParameterNotFound": ProviderRejected,
     "InternalError": Ambiguous,
     "InternalFailure": Ambiguous,

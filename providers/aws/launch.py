@@ -9,6 +9,7 @@ from typing import Any
 from agent.host import HostSpec, host_script
 from domain.errors import ProviderRejected
 from domain.offers import Offer
+from domain.ssh_access import with_ssh
 from providers.aws.settings import AwsOptions
 from providers.aws.views import ATTEMPT_TAG, JOB_TAG, ORG_TAG, OWNER_TAG
 from providers.base import InstanceSpec
@@ -33,12 +34,12 @@ def client_token(spec: InstanceSpec, offer: Offer) -> str:
 
 
 def run_arguments(spec: InstanceSpec, offer: Offer, image: MachineImage, options: AwsOptions) -> dict[str, Any]:
-    """The arguments of `RunInstances`.
+    """The arguments of `RunInstances`, without the security group of the attempt's own.
 
     Raises:
         ProviderRejected: a field breaks a limit of EC2's, or there is no URL by which to reach the control plane.
     """
-    tags = _tags(spec)
+    tags = tags_of(spec)
     arguments: dict[str, Any] = {
         "ClientToken": client_token(spec, offer),
         "ImageId": image.id,
@@ -92,6 +93,7 @@ def user_data(spec: InstanceSpec, options: AwsOptions) -> bytes:
                 agent=spec.agent.script,
                 private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
+                ports=with_ssh(spec.ports, spec.ssh_public_key),
                 lifetime_seconds=spec.lifetime_seconds or options.lifetime_seconds,
             )
         )
@@ -108,9 +110,19 @@ def gibibytes(gigabytes: int) -> int:
     return math.ceil(gigabytes * 10**9 / 2**30)
 
 
-def _tags(spec: InstanceSpec) -> list[dict[str, str]]:
+def name_of(spec: InstanceSpec) -> str:
+    """The name of all that is made for an attempt."""
+    return f"{spec.owner_id}-{spec.attempt_id}"
+
+
+def tags_of(spec: InstanceSpec) -> list[dict[str, str]]:
+    """The tags of all that is made for an attempt.
+
+    Raises:
+        ProviderRejected: one is longer than EC2 allows.
+    """
     values = {
-        "Name": f"{spec.owner_id}-{spec.attempt_id}",
+        "Name": name_of(spec),
         OWNER_TAG: spec.owner_id,
         ATTEMPT_TAG: spec.attempt_id,
         JOB_TAG: spec.job_id,

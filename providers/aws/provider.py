@@ -1,7 +1,8 @@
 """The adapter to EC2: a virtual machine for an attempt, found again by its tags.
 
-A create carries a token of the attempt, so AWS itself makes no second machine of a repeated one. No security group and
-no key pair is made: the default group of a VPC lets everything out and nobody in, and that is what the agent needs.
+A create carries a token of the attempt, so AWS itself makes no second machine of a repeated one. No key pair is made.
+The default group of a VPC lets everything out and nobody in, and that is what the agent needs; only a job that
+publishes something gets a security group of its own (`groups.py`).
 
 The machine pulls the image itself: `provision` ends when it runs, and what goes wrong later is told by the host agent
 (`/agent/v1/fault`, and its last words on the console), after which it powers itself off.
@@ -27,17 +28,21 @@ from domain.errors import (
     ProviderError,
     ProviderNotFound,
     ProviderRejected,
+    RateLimited,
 )
 from domain.ids import AttemptId
 from domain.offers import Capabilities, Offer
+from domain.ssh_access import with_ssh
 from providers.aws.calls import AwsCalls
 from providers.aws.errors import TokenSpent
+from providers.aws.groups import Groups
 from providers.aws.launch import MachineImage, run_arguments
+from providers.aws.leftovers import Leftovers
 from providers.aws.market import Market
 from providers.aws.offers import Catalog, Machine, offers_of
 from providers.aws.reads import InstanceReads
 from providers.aws.settings import AwsCredentials, AwsOptions
-from providers.aws.views import ATTEMPT_TAG, OWNER_TAG, VOLUME, instance_view, is_terminated, volume_view
+from providers.aws.views import ATTEMPT_TAG, INSTANCE, OWNER_TAG, instance_view, is_terminated, ports_data
 from providers.base import (
     CredentialReport,
     Handle,
@@ -60,8 +65,7 @@ class AwsProvider:
 
     name = "aws"
     slots: int | None = None
-    # Ports and SSH need a group that lets somebody in.
-    capabilities = Capabilities(private_image=True, logs_api=True)
+    capabilities = Capabilities(http_ports=True, tcp_ports=True, ssh=True, private_image=True, logs_api=True)
 
     def __init__(self, context: ProviderContext, credentials: AwsCredentials) -> None:
         self._context = context
@@ -69,6 +73,8 @@ class AwsProvider:
         self._calls = AwsCalls(credentials, self._options)
         self._reads = InstanceReads(self._calls)
         self._market = Market(self._calls, self._options)
+        self._groups = Groups(self._calls, self._options)
+        self._leftovers = Leftovers(self._calls, context.owner_id, self._options.page_size)
         self._images: dict[tuple[str, str], tuple[float, MachineImage]] = {}
 
     async def verify(self) -> CredentialReport:
@@ -104,18 +110,39 @@ class AwsProvider:
         what = f"create {spec.attempt_id}"
         name = self._options.gpu_image if offer.gpu_count else self._options.cpu_image
         image = await self._image(offer.region, name, what)
+        # Whatever breaks a limit is refused before anything is made.
         arguments = run_arguments(spec, offer, image, self._options)
+        group_id = await self._groups.opened(spec, offer)
+        if group_id is not None:
+            arguments["SecurityGroupIds"] = [*self._options.security_group_ids, group_id]
+        try:
+            return await self._run(spec, offer, arguments)
+        except (Ambiguous, RateLimited):
+            # It will be asked for again, with the same group.
+            raise
+        except ProviderError:
+            if group_id is not None:
+                with contextlib.suppress(ProviderError):  # a sweep finds it
+                    await self._leftovers.discard_group(offer.region, group_id, what)
+            raise
+
+    async def _run(self, spec: InstanceSpec, offer: Offer, arguments: dict[str, Any]) -> Handle:
+        what = f"create {spec.attempt_id}"
         secrets = (spec.agent.token.get_secret_value(), base64.b64encode(arguments["UserData"]).decode())
         try:
             answer = await self._calls.call("ec2", offer.region, "run_instances", what, secrets=secrets, **arguments)
         except TokenSpent as spent:
             return await self._adopt(spec, offer, spent)
+        except ProviderNotFound as error:
+            raise Ambiguous(f"{error.message}: it was just made, and does not show") from None
         instances = answer.get("Instances")
         if not isinstance(instances, list) or len(instances) != 1:
             raise Ambiguous(f"{what}: an answer without exactly one instance")
         return instance_view(instances[0], offer.region).handle
 
     async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
+        ports = ports_data(with_ssh(spec.ports, spec.ssh_public_key))
+        handle = handle.model_copy(update={"data": {**handle.data, **ports}})
         deadline = time.monotonic() + self._options.boot_seconds
         shown, shown_at = "", 0.0
         while True:
@@ -154,15 +181,14 @@ class AwsProvider:
 
     async def get(self, handle: Handle) -> InstanceView | None:
         region = _region(handle)
-        if handle.resource_type == VOLUME:
-            volumes = await self._volumes(region, f"get {handle.provider_id}", "volume-id", handle.provider_id)
-            return volume_view(volumes[0], region) if volumes else None
+        if handle.resource_type != INSTANCE:
+            return await self._leftovers.get(handle, region)
         instance = await self._instance(handle)
-        return None if instance is None else instance_view(instance, region)
+        return None if instance is None else instance_view(instance, region, handle.data)
 
     async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
         """The console: its last 64 KB, seconds to minutes late."""
-        if handle.resource_type == VOLUME:
+        if handle.resource_type != INSTANCE:
             return LogPage("", cursor)
         what = f"logs {handle.provider_id}"
         try:
@@ -177,17 +203,15 @@ class AwsProvider:
 
     async def terminate(self, handle: Handle) -> TerminateState:
         region, what = _region(handle), f"delete {handle.provider_id}"
-        if handle.resource_type == VOLUME:
-            await self._delete_volume(region, what, handle.provider_id)
-            left = await self._volumes(region, what, "volume-id", handle.provider_id)
-            return TerminateState.REQUESTED if left else TerminateState.GONE
+        if handle.resource_type != INSTANCE:
+            return await self._leftovers.delete(handle, region, what)
         with contextlib.suppress(ProviderNotFound):
             await self._calls.call("ec2", region, "terminate_instances", what, InstanceIds=[handle.provider_id])
         # Whatever the delete answered, only what reads say counts.
         instance = await self._instance(handle)
         if instance is not None and not is_terminated(instance):
             return TerminateState.REQUESTED
-        return await self._terminate_volumes(handle, region, what)
+        return await self._leftovers.delete_of(handle, region, what)
 
     async def list_owned(self) -> list[InstanceView]:
         regions = await asyncio.gather(*(self._owned_in(region) for region in self._swept_regions()))
@@ -281,19 +305,16 @@ class AwsProvider:
 
     async def _owned_in(self, region: str) -> list[InstanceView]:
         what = f"list in {region}"
-        instances, volumes = await asyncio.gather(
-            self._tagged(region, what), self._volumes(region, what, f"tag:{OWNER_TAG}", self._context.owner_id)
-        )
+        instances, left = await asyncio.gather(self._tagged(region, what), self._leftovers.owned(region, what))
         living = [instance for instance in instances if not is_terminated(instance)]
         prices = await self._spot_prices_of(region, living)
         views = [
             replace(instance_view(instance, region), price_usd_hr=prices.get(instance["InstanceId"]))
             for instance in living
         ]
-        # A volume goes with its instance; only one that is left alone is listed.
+        # What belongs to an instance goes with it; only what is left alone is listed.
         present = {view.attempt_id for view in views}
-        alone = [volume_view(volume, region) for volume in volumes if volume.get("State") == "available"]
-        return views + [view for view in alone if view.attempt_id not in present]
+        return views + [view for view in left if view.attempt_id not in present]
 
     async def _spot_prices_of(self, region: str, instances: Sequence[dict[str, Any]]) -> dict[str, Decimal]:
         """What each spot instance costs now, by its id: AWS moves the price of those that run. A sweep goes on without
@@ -312,37 +333,6 @@ class AwsProvider:
         except ProviderError:
             return {}
         return {name: prices[place] for name, place in placed.items() if place in prices}
-
-    # Volumes ------------------------------------------------------------------------------------------------------
-
-    async def _volumes(self, region: str, what: str, name: str, value: str) -> list[dict[str, Any]]:
-        return await self._calls.pages(
-            "ec2",
-            region,
-            "describe_volumes",
-            "Volumes",
-            what,
-            Filters=[_filter(name, value)],
-            MaxResults=self._options.page_size,
-        )
-
-    async def _terminate_volumes(self, handle: Handle, region: str, what: str) -> TerminateState:
-        """What the instance left of its volumes: they go with it, and if one does not, it is deleted."""
-        attempt, ids = handle.data.get("attempt"), handle.data.get("volumes") or []
-        left: list[dict[str, Any]] = []
-        if attempt:
-            left += await self._volumes(region, what, f"tag:{ATTEMPT_TAG}", attempt)
-        else:
-            for volume_id in ids:
-                left += await self._volumes(region, what, "volume-id", volume_id)
-        for volume in left:
-            if volume.get("State") == "available":
-                await self._delete_volume(region, what, str(volume.get("VolumeId")))
-        return TerminateState.REQUESTED if left else TerminateState.GONE
-
-    async def _delete_volume(self, region: str, what: str, volume_id: str) -> None:
-        with contextlib.suppress(ProviderNotFound):
-            await self._calls.call("ec2", region, "delete_volume", what, VolumeId=volume_id)
 
 
 def _wanted(machine: Machine, query: OfferQuery) -> bool:

@@ -1,14 +1,17 @@
-"""What AWS says of an instance or a volume, in the terms of the provider contract."""
+"""What AWS says of an instance, or of what one left behind, in the terms of the provider contract."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
+from agent.host import machine_ports
 from domain.errors import Ambiguous
 from domain.ids import AttemptId
-from providers.base import Handle, InstanceView, ProviderState
+from domain.spec import Port
+from providers.base import Handle, InstanceView, ProviderState, PublishedPort
 
-INSTANCE, VOLUME = "instance", "volume"
+INSTANCE, VOLUME, GROUP = "instance", "volume", "security group"
 TERMINATED = "terminated"
 """An instance that is no more and still shows, for about an hour."""
 
@@ -41,9 +44,13 @@ _REASONS: Mapping[str, ProviderState] = {
 _MESSAGE_CHARACTERS = 2_000
 
 
-def instance_view(instance: Mapping[str, Any], region: str) -> InstanceView:
-    """Raises:
-    Ambiguous: the description lacks what every instance has.
+def instance_view(
+    instance: Mapping[str, Any], region: str, known: Mapping[str, Any] = MappingProxyType({})
+) -> InstanceView:
+    """`known` is the data of an earlier handle of the instance: what it holds stays, such as the ports.
+
+    Raises:
+        Ambiguous: the description lacks what every instance has.
     """
     try:
         name = str(instance["State"]["Name"])
@@ -52,6 +59,8 @@ def instance_view(instance: Mapping[str, Any], region: str) -> InstanceView:
         tags = _tags(instance)
         volumes = [device["Ebs"]["VolumeId"] for device in instance.get("BlockDeviceMappings", []) if "Ebs" in device]
         zone = (instance.get("Placement") or {}).get("AvailabilityZone")
+        # Without a public address, whoever can reach the subnet reaches the private one.
+        address = instance.get("PublicIpAddress") or instance.get("PrivateIpAddress")
     except (KeyError, TypeError, AttributeError) as error:
         raise Ambiguous(f"{region}: an unreadable instance ({type(error).__name__}: {error})") from None
     # An unknown state is one that bills.
@@ -66,34 +75,42 @@ def instance_view(instance: Mapping[str, Any], region: str) -> InstanceView:
             provider_id=provider_id,
             resource_type=INSTANCE,
             region=region,
+            host=address,
             created_at=created_at,
-            data={"attempt": attempt, "zone": zone, "volumes": volumes},
+            data={**known, "attempt": attempt, "zone": zone, "volumes": volumes},
         ),
         state=state,
         message=_message(reason) if name in _ENDED else "",
         created_at=created_at,
+        endpoints=_endpoints(address, known) if state is ProviderState.RUNNING else (),
     )
 
 
-def volume_view(volume: Mapping[str, Any], region: str) -> InstanceView:
-    """A volume that no instance holds: it bills until it is deleted.
+def ports_data(ports: Sequence[Port]) -> dict[str, Any]:
+    """What a handle keeps of the ports that its instance publishes, which AWS does not know by name."""
+    at = machine_ports(ports)
+    return {"ports": [{"name": p.name, "protocol": p.protocol, "port": at[p.container_port]} for p in ports]}
+
+
+def leftover_view(item: Mapping[str, Any], resource_type: str, id_key: str, region: str) -> InstanceView:
+    """A volume or a security group that no instance holds: it is there until it is deleted, and a volume bills.
 
     Raises:
-        Ambiguous: the description lacks what every volume has.
+        Ambiguous: the description lacks what each of them has.
     """
     try:
-        attempt = _tags(volume).get(ATTEMPT_TAG)
+        attempt = _tags(item).get(ATTEMPT_TAG)
         handle = Handle(
-            provider_id=str(volume["VolumeId"]), resource_type=VOLUME, region=region, data={"attempt": attempt}
+            provider_id=str(item[id_key]), resource_type=resource_type, region=region, data={"attempt": attempt}
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise Ambiguous(f"{region}: an unreadable volume ({type(error).__name__}: {error})") from None
-    created = volume.get("CreateTime")
+        raise Ambiguous(f"{region}: an unreadable {resource_type} ({type(error).__name__}: {error})") from None
+    created = item.get("CreateTime")
     return InstanceView(
         attempt_id=AttemptId(attempt) if attempt else None,
         handle=handle,
         state=ProviderState.PENDING,
-        message="a volume that its instance left behind",
+        message=f"a {resource_type} that its instance left behind",
         created_at=created if isinstance(created, datetime) else None,
     )
 
@@ -101,6 +118,12 @@ def volume_view(volume: Mapping[str, Any], region: str) -> InstanceView:
 def is_terminated(instance: Mapping[str, Any]) -> bool:
     """Whether it is no more, whatever ended it."""
     return bool(instance["State"]["Name"] == TERMINATED)
+
+
+def _endpoints(address: str | None, known: Mapping[str, Any]) -> tuple[PublishedPort, ...]:
+    if address is None:
+        return ()
+    return tuple(PublishedPort(p["name"], p["protocol"], address, p["port"]) for p in known.get("ports", ()))
 
 
 def _tags(described: Mapping[str, Any]) -> dict[str, str]:

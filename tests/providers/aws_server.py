@@ -108,6 +108,8 @@ class AwsServer:
                     if instance.state != "terminated":
                         instance.terminate()
             backend.reservations.clear()
+            for group in self.groups(region):
+                backend.delete_security_group(group_id=group.id)
         self.faults.clear()
         self.calls.clear()
         self._hidden.clear()
@@ -134,6 +136,10 @@ class AwsServer:
 
     def linger(self, instance_id: str, calls: int) -> None:
         self._lingering[instance_id] = calls
+
+    def groups(self, region: str = "us-east-1") -> list[Any]:
+        """The security groups that somebody made."""
+        return [g for of in self.backend(region).groups.values() for g in of.values() if g.name != "default"]
 
     # Serving ------------------------------------------------------------------------------------------------------
 
@@ -166,6 +172,8 @@ class AwsServer:
                 return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/x-amz-json-1.1"})
             case "GetConsoleOutput" if call.form["InstanceId"] in self.consoles:
                 return _console(call.form["InstanceId"], self.consoles[call.form["InstanceId"]])
+            case "DeleteSecurityGroup" if self._holders(call.form["GroupId"]):
+                return ec2_error(400, "DependencyViolation", "resource sg has a dependent object")
             case "RunInstances" if call.form.get("DryRun") != "true":
                 return self._run(method, path, headers, call)
             case "DescribeInstanceTypes" | "DescribeInstanceTypeOfferings":
@@ -280,6 +288,9 @@ class AwsServer:
             images = self.backend("us-east-1").describe_images()
             self._image = next(i.id for i in images if "ubuntu" in (i.name or "") and i.architecture == "x86_64")
         return self._image
+
+    def _holders(self, group_id: str) -> list[Instance]:
+        return [i for i in self.instances() if any(g.id == group_id for g in i.security_groups)]
 
     def _regions(self) -> tuple[str, ...]:
         return ("us-east-1", "eu-west-1")
