@@ -39,7 +39,7 @@ class Host:
         self.price_usd_hr: Decimal = fleet.price_usd_hr if host.price_usd_hr is None else host.price_usd_hr
         self.slots = host.cpu_slots or fleet.cpu_slots
         self.link = link
-        self.leases = Leases(link, options.directory)
+        self.leases = Leases(link, options)
         self._options = options
         self._owner = scripts.digest(owner_id)
         self._clock = clock
@@ -134,7 +134,9 @@ class Host:
         """Promised, and the engine has nothing of it: not started yet, being removed, or removed by somebody else."""
         record = lease.record
         state, message = ProviderState.PENDING, ""
-        if lease.doomed:
+        if lease.expired:
+            state, message = ProviderState.FAILED, "the host ended it by itself: its time was over"
+        elif lease.doomed:
             state = ProviderState.STOPPING
         elif lease.begun:
             state, message = ProviderState.FAILED, f"it was removed from {record.engine} by somebody else"
@@ -148,7 +150,7 @@ class Host:
 
     async def owned(self, owner_id: str) -> list[InstanceView]:
         """Every instance of ours on the host, by its leases and by the labels of its containers."""
-        leases = [lease for lease in await self.leases.all() if lease.record.owner_id == owner_id]
+        leases = [lease for lease in await self.leases.all(owner_id) if lease.record.owner_id == owner_id]
         views: dict[AttemptId, InstanceView] = {}
         for name in sorted({lease.record.engine for lease in leases} | {await self.engine_in_use()}):
             for seen in await self.engine(name).owned(owner_id):

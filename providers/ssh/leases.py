@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from domain.errors import Ambiguous, NoCapacity, ProviderNotFound
 from providers.local.process import Completed
 from providers.local.records import Record
-from providers.ssh import scripts
+from providers.ssh import keeper, scripts
 from providers.ssh.link import Link
+from providers.ssh.settings import SshOptions
 
 _SECONDS = 60.0
 _LINES = 3
@@ -28,18 +29,26 @@ class Lease:
     begun: bool = False
     """Its workload was started once."""
     doomed: bool = False
-    """It is being removed."""
+    """It is being removed, or was."""
+    expired: bool = False
+    """The host itself ended it, because its time was over: it holds nothing any more."""
 
 
 class Leases:
     """The leases of one host."""
 
-    def __init__(self, link: Link, directory: str) -> None:
+    def __init__(self, link: Link, options: SshOptions) -> None:
         self._link = link
-        self._directory = directory
+        self._options = options
+        self._directory = options.directory
+        self._keeper = keeper.ensure(options.directory, options.keeper_seconds)
 
-    async def reserve(self, record: Record, *, shared: bool, gpus: Sequence[str], slots: int) -> Lease:
-        """The lease, or the one that is there. `gpus` are the host's devices of the model that is wanted.
+    async def reserve(
+        self, record: Record, *, shared: bool, gpus: Sequence[str], slots: int, lifetime_seconds: int | None
+    ) -> Lease:
+        """The lease, or the one that is there. `gpus` are the host's devices of the model that is wanted. After
+        `lifetime_seconds` the host itself ends the job; None: so long after it last saw this control plane as the
+        options say.
 
         Raises:
             NoCapacity: nothing is free, or another organization's jobs are on the host and it may not be `shared`.
@@ -55,6 +64,10 @@ class Leases:
             gpus=gpus,
             count=record.gpu_count,
             slots=slots,
+            engine=record.engine,
+            lifetime_seconds=lifetime_seconds or self._options.lifetime_seconds,
+            renewed=lifetime_seconds is None,
+            keeper=self._keeper,
         )
         answer = await self._link.run(script, timeout=_SECONDS)
         host = self._link.target.hostname
@@ -68,13 +81,14 @@ class Leases:
         lines = self._checked(answer).stdout.splitlines()
         return _lease("lease", lines)
 
-    async def all(self) -> list[Lease]:
-        """Every lease of the host, whoever's."""
-        return await self._read(None)
+    async def all(self, owner_id: str) -> list[Lease]:
+        """Every lease of the host, whoever's. The host notes that `owner_id` is there, and its timer runs."""
+        seen = scripts.touch_seen(self._directory, scripts.digest(owner_id))
+        return await self._read(f"{seen}\n{self._keeper}\n{scripts.leases(self._directory)}")
 
     async def of(self, name: str) -> Lease | None:
         """One lease; None where there is none."""
-        return next(iter(await self._read(name)), None)
+        return next(iter(await self._read(scripts.leases(self._directory, name))), None)
 
     async def is_wanted(self, name: str) -> bool:
         """Whether it is there and not doomed."""
@@ -89,8 +103,8 @@ class Leases:
     async def forget(self, name: str) -> None:
         self._checked(await self._link.run(scripts.forget(self._directory, name), timeout=_SECONDS))
 
-    async def _read(self, name: str | None) -> list[Lease]:
-        answer = self._checked(await self._link.run(scripts.leases(self._directory, name), timeout=_SECONDS))
+    async def _read(self, script: str) -> list[Lease]:
+        answer = self._checked(await self._link.run(script, timeout=_SECONDS))
         lines = answer.stdout.splitlines()
         if len(lines) % _LINES:
             raise Ambiguous(f"{self._link.target.hostname} lists its leases in a way that cannot be read")
@@ -112,6 +126,7 @@ def _lease(state: str, lines: list[str]) -> Lease:
     return Lease(
         record,
         gpu_ids=() if devices == "cpu" else tuple(devices.split(",")),
-        begun=state in ("begun", "doomed"),
-        doomed=state == "doomed",
+        begun=state in ("begun", "doomed", "expired"),
+        doomed=state in ("doomed", "expired"),
+        expired=state == "expired",
     )

@@ -135,6 +135,7 @@ class SshProvider:
                 shared=self._options.multi_tenant,
                 gpus=[gpu.id for gpu in facts.gpus if gpu.model.name == wanted.accelerator],
                 slots=0 if facts.gpu_names else host.slots,
+                lifetime_seconds=spec.lifetime_seconds,
             )
         except (HostUnreachable, AuthError, PermissionDenied) as error:
             # Nothing was asked of the host by this call. What an earlier one may have left is a lease and no more:

@@ -1,8 +1,8 @@
 """What is run on a host, as text for bash. Values are quoted here and nowhere else.
 
-On the host: `leases/<name>/` with the files `lease` (a line of organization, devices and owner, and a JSON record),
-`begun` and `doomed`; `agents/<owner>/` with the agent's script and socket, which workloads see; `private/` with marks
-of repositories.
+On the host: `leases/<name>/` with the files `lease` (a line of organization, devices, owner, time and engine, and a
+JSON record), `begun`, `doomed` and `expired`; `seen/<owner>`, touched while that control plane is there;
+`agents/<owner>/` with the agent's script and socket, which workloads see; `private/` with marks of repositories.
 """
 
 import hashlib
@@ -55,7 +55,8 @@ else
   case $list in *"No devices were found"*) ;; *) echo "driver nvidia-smi: ${{list%%$'\\n'*}}" ;; esac
 fi
 for lease in "$D"/leases/*/lease; do
-  read -r head 2>/dev/null <"$lease" && echo "lease $head"
+  [ ! -e "${{lease%lease}}expired" ] || continue
+  read -r organization what owner _ 2>/dev/null <"$lease" && echo "lease $organization $what $owner"
 done
 echo "done"
 """
@@ -72,11 +73,17 @@ def reserve(
     gpus: Sequence[str],
     count: int,
     slots: int,
+    engine: str,
+    lifetime_seconds: int,
+    renewed: bool,
+    keeper: str,
 ) -> str:
     """Writes the lease, or prints the one that is there. `count` of the `gpus` are chosen, or one of the `slots`.
 
-    Between all processes of all control planes: under one lock of the host.
+    Between all processes of all control planes: under one lock of the host. It lives for `lifetime_seconds` from now,
+    or, when it is `renewed`, from the last time that its control plane was there. `keeper` starts the timer.
     """
+    until = f"+{lifetime_seconds}" if renewed else f"$(($(date +%s) + {lifetime_seconds}))"
     return f"""
 D={quote(directory)} name={quote(name)} organization={quote(organization)} count={count} slots={slots}
 candidates=({" ".join(map(quote, gpus))})
@@ -88,6 +95,7 @@ if [ -e "$mine/doomed" ]; then exit {DOOMED}; fi
 if [ -e "$mine/lease" ]; then cat "$mine/lease"; exit 0; fi
 taken=, used=0
 for lease in "$D"/leases/*/lease; do
+  [ ! -e "${{lease%lease}}expired" ] || continue
   read -r other what _ 2>/dev/null <"$lease" || continue
   if [ {int(shared)} = 0 ] && [ "$other" != "$organization" ]; then exit {FOREIGN}; fi
   if [ "$what" = cpu ]; then used=$((used + 1)); else taken=$taken$what,; fi
@@ -103,13 +111,23 @@ else
   done
   [ $count = 0 ] || exit {FULL}
 fi
-mkdir -p "$mine" && printf '%s %s %s\\n%s\\n' "$organization" "$what" {quote(owner)} {quote(record)} >"$mine/.draft" &&
-  sync "$mine/.draft" && mv "$mine/.draft" "$mine/lease" && cat "$mine/lease"
+mkdir -p "$mine" && printf '%s %s %s %s %s\\n%s\\n' \\
+  "$organization" "$what" {quote(owner)} "{until}" {quote(engine)} {quote(record)} >"$mine/.draft" &&
+  sync "$mine/.draft" && mv "$mine/.draft" "$mine/lease" || exit 1
+exec 9>&-
+{touch_seen(directory, owner)}
+{keeper}
+cat "$mine/lease"
 """
 
 
+def touch_seen(directory: str, owner: str) -> str:
+    """The control plane of that owner is there: what is `renewed` lives on."""
+    return f"mkdir -p -m 700 {quote(f'{directory}/seen')} && touch {quote(f'{directory}/seen/{owner}')}"
+
+
 def leases(directory: str, name: str | None = None) -> str:
-    """Prints each lease, or that of one name: `name`, then `lease`, `begun` or `doomed`, then its two lines."""
+    """Prints each lease, or that of one name: `name`, then `lease`, `begun`, `doomed` or `expired`, then its lines."""
     pattern = "*" if name is None else quote(name)
     return f"""
 cd {quote(directory)}/leases 2>/dev/null || exit 0
@@ -118,6 +136,7 @@ for mine in {pattern}; do
   state=lease
   [ ! -e "$mine/begun" ] || state=begun
   [ ! -e "$mine/doomed" ] || state=doomed
+  [ ! -e "$mine/expired" ] || state=expired
   printf '%s %s\\n%s\\n' "$mine" $state "$content"
 done
 """

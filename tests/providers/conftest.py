@@ -1,5 +1,6 @@
 """The fake cloud for provider tests: on the test's own event loop, empty at its beginning."""
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from domain.spec import Workload
 from providers.base import ProviderContext
 from providers.fake.control import CloudControl
 from providers.fake.provider import FakeProvider
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from providers.aws.provider import AwsProvider
     from providers.gcp.provider import GcpProvider
     from tests.providers.aws_server import AwsServer
+    from tests.providers.control_plane import ControlPlane
     from tests.providers.gcp_fake import GcpServer
+    from tests.providers.ssh_fleet import RunningFleet
 
 
 @pytest.fixture
@@ -46,6 +50,31 @@ def make_fake_provider(fake_cloud: RunningCloud) -> Callable[..., FakeProvider]:
         return FakeProvider(ProviderContext("fake", owner_id, "/nonexistent", options), fake_cloud.url)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningFleet]":
+    """Three hosts for all tests of this process. A test that changes one gives it back as it was."""
+    from tests.providers.ssh_fleet import running_fleet
+
+    with running_fleet(tmp_path_factory.mktemp("fleet"), "gate", "one", "two") as running:
+        yield running
+
+
+@pytest.fixture
+def owner() -> str:
+    """The control plane of one test."""
+    return f"hr-fleet-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+async def plane(tmp_path: Path) -> "AsyncIterator[tuple[ControlPlane, str]]":
+    """A control plane whose agents run `echo`, and the path of its agent-only socket."""
+    from tests.providers.control_plane import ControlPlane
+
+    plane, path = ControlPlane(Workload(argv=("echo", "hello from the fleet"))), str(tmp_path / "agent.sock")
+    async with plane.listening(path):
+        yield plane, path
 
 
 @pytest.fixture(scope="session")

@@ -1,106 +1,27 @@
 """A fleet of three hosts with a real sshd and podman each, one of them a bastion: what goes wrong on a network."""
 
 import asyncio
-import contextlib
 import subprocess
 import sys
-import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from agent.script import agent_script
-from domain.errors import Ambiguous, AuthError, NoCapacity
+from domain.errors import AuthError, NoCapacity
 from domain.ids import new_attempt_id
-from domain.offers import Offer
-from domain.spec import ComputeRequest, Workload
-from providers.base import (
-    AgentBootstrap,
-    Handle,
-    InstanceSpec,
-    OfferQuery,
-    ProviderState,
-    TerminateState,
-)
-from providers.local.host_image import HOST_IMAGE
+from providers.base import Handle, InstanceSpec, OfferQuery, TerminateState
 from providers.ssh.hostkeys import HostKeysInMemory
 from providers.ssh.link import HostKeyChanged, HostUnreachable
-from providers.ssh.provider import SshProvider
-from tests.providers.conformance import no_progress, until_gone
+from tests.providers.conformance import until_gone
 from tests.providers.control_plane import ControlPlane
-from tests.providers.ssh_fleet import DIRECTORY, RunningFleet, running_fleet
+from tests.providers.ssh_fleet import DIRECTORY, RunningFleet
+from tests.providers.ssh_fleet.jobs import cleaned, make_spec, offer_of, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.containers]
 JOBS_AT_ONCE = 20
 SLOW_SECONDS = 0.5
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
-    with running_fleet(tmp_path_factory.mktemp("fleet"), "gate", "one", "two") as running:
-        yield running
-
-
-@pytest.fixture
-def owner() -> str:
-    return f"hr-fleet-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-async def plane(tmp_path: Path) -> AsyncIterator[tuple[ControlPlane, str]]:
-    """A control plane whose agents run `echo`, and the path of its agent-only socket."""
-    plane, path = ControlPlane(Workload(argv=("echo", "hello from the fleet"))), str(tmp_path / "agent.sock")
-    async with plane.listening(path):
-        yield plane, path
-
-
-@contextlib.asynccontextmanager
-async def cleaned(provider: SshProvider) -> AsyncIterator[SshProvider]:
-    """The provider; what it owns at the end is removed, whatever the test did."""
-    try:
-        yield provider
-    finally:
-        for view in await provider.list_owned():
-            await until_gone(provider, view.handle)
-        await provider.close()
-
-
-def make_spec(owner: str, script: str = "exec sleep 600", socket: str | None = None, **changes: object) -> InstanceSpec:
-    attempt = new_attempt_id()
-    return InstanceSpec(
-        attempt_id=attempt,
-        owner_id=owner,
-        job_id="job_fleet",
-        org_id=str(changes.get("org_id", "org_fleet")),
-        image=HOST_IMAGE,
-        compute=ComputeRequest(
-            accelerator=str(changes.get("accelerator", "cpu-general")),
-            gpu_count=int(str(changes.get("gpu_count", 0))),
-            ephemeral_disk_gb=1,
-        ),
-        agent=AgentBootstrap(
-            script=script,
-            token=SecretStr(f"hrb.{attempt}"),
-            socket=socket,
-            url=None if socket else "http://127.0.0.1:9",
-        ),
-    )
-
-
-async def offer_of(provider: SshProvider, address: str) -> Offer:
-    return next(o for o in await provider.offers(OfferQuery()) if o.provider_sku.startswith(f"{address}/"))
-
-
-async def started(provider: SshProvider, spec: InstanceSpec, address: str) -> Handle:
-    handle = await provider.create(spec, await offer_of(provider, address))
-    return await provider.provision(handle, spec, no_progress)
-
-
-async def state_of(provider: SshProvider, handle: Handle) -> ProviderState | None:
-    view = await provider.get(handle)
-    return None if view is None else view.state
 
 
 class TestTheWayThere:
@@ -230,71 +151,6 @@ class TestASlowLine:
             assert await provider.find(new_attempt_id()) == []
 
 
-class TestAHostThatIsAway:
-    async def test_its_jobs_stay_through_a_partition_and_go_on_after_it(
-        self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
-    ) -> None:
-        control, socket = plane
-        control.workload = Workload(argv=("bash", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done; echo over"))
-        host = fleet.hosts["one"]
-        provider = fleet.provider(
-            fleet.fleet("one", "two"), tmp_path, owner, probe_seconds=0, connects=1, connect_seconds=2
-        )
-        async with cleaned(provider):
-            spec = make_spec(owner, agent_script(), socket)
-            handle = await started(provider, spec, host.address)
-            await control.until(lambda: "/agent/v1/started" in control.paths(spec.attempt_id), 30)
-            host.cut()
-            try:
-                for question in (provider.get(handle), provider.list_owned(), provider.find(spec.attempt_id)):
-                    with pytest.raises(Ambiguous):
-                        await question
-                with pytest.raises(Ambiguous):
-                    await provider.terminate(handle)
-                offers = await provider.offers(OfferQuery())
-                assert {offer.provider_sku.partition("/")[0] for offer in offers} == {fleet.hosts["two"].address}
-                with pytest.raises(NoCapacity):
-                    await provider.create(make_spec(owner), offers[0].model_copy(
-                        update={"provider_sku": f"{host.address}/cpu-general"}
-                    ))  # fmt: skip
-            finally:
-                host.heal()
-            assert await state_once_reachable(provider, handle) is ProviderState.RUNNING
-            host.podman("exec", handle.provider_id, "touch", "/tmp/go")
-            await control.until(lambda: spec.attempt_id in control.exits, 60)
-            assert control.exits[spec.attempt_id]["status"] == "0"
-            assert control.output[spec.attempt_id, "stdout"] == b"over\n"
-
-    async def test_its_jobs_are_lost_with_its_power(self, fleet: RunningFleet, tmp_path: Path, owner: str) -> None:
-        host = fleet.hosts["two"]
-        async with cleaned(fleet.provider(fleet.fleet("two"), tmp_path, owner)) as provider:
-            handle = await started(provider, make_spec(owner), host.address)
-            assert await state_of(provider, handle) is ProviderState.RUNNING
-            host.power_off()
-            host.start()
-            assert await state_of(provider, handle) is ProviderState.FAILED
-            (view,) = await provider.list_owned()
-            assert view.state is ProviderState.FAILED
-            await until_gone(provider, handle)
-
-    async def test_agents_find_a_control_plane_that_was_restarted(
-        self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
-    ) -> None:
-        control, socket = plane
-        control.workload = Workload(argv=("bash", "-c", "until [ -e /tmp/go ]; do sleep 0.1; done; echo over"))
-        host = fleet.hosts["two"]
-        first = fleet.provider(fleet.fleet("two"), tmp_path, owner)
-        spec = make_spec(owner, agent_script(), socket)
-        handle = await started(first, spec, host.address)
-        await control.until(lambda: "/agent/v1/started" in control.paths(spec.attempt_id), 30)
-        await first.close()
-        async with cleaned(fleet.provider(fleet.fleet("two"), tmp_path, owner, agent_socket=socket)) as second:
-            await second.list_owned()
-            host.podman("exec", handle.provider_id, "touch", "/tmp/go")
-            await control.until(lambda: spec.attempt_id in control.exits, 60)
-            assert control.output[spec.attempt_id, "stdout"] == b"over\n"
-
-
 class TestManyJobs:
     async def test_run_at_once_on_all_hosts_and_leave_nothing(
         self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
@@ -375,7 +231,7 @@ class TestGpus:
             first, second = await asyncio.gather(
                 provider.create(want(1), offers[1]), provider.create(want(2), offers[2])
             )
-            leases = await provider._hosts[fleet.hosts["two"].address].leases.all()
+            leases = await provider._hosts[fleet.hosts["two"].address].leases.all(owner)
             held = [gpu for lease in leases for gpu in lease.gpu_ids]
             assert len(held) == len(set(held)) == 3
             with pytest.raises(NoCapacity):
@@ -400,12 +256,3 @@ class TestGpus:
         assert "version mismatch" in report.message
         assert await provider.offers(OfferQuery()) == []
         await provider.close()
-
-
-async def state_once_reachable(provider: SshProvider, handle: Handle) -> ProviderState | None:
-    """What the host says as soon as it can be asked again."""
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(HostUnreachable):
-                return await state_of(provider, handle)
-            await asyncio.sleep(0.2)

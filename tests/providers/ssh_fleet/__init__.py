@@ -152,6 +152,7 @@ class RunningFleet:
             "connect_seconds": 5,
             "keepalive_seconds": 0.5,
             "forward_seconds": 0.3,
+            "keeper_seconds": 0.2,
             **options,
         }
         return SshProvider(ProviderContext(connection, owner, str(data_dir), options, host_keys), fleet)
