@@ -31,6 +31,20 @@ class Groups:
         self._calls = calls
         self._options = options
 
+    async def permitted(self, region: str, what: str) -> None:
+        """Raises:
+        PermissionDenied: no group can be made. Nothing is, in any case.
+        """
+        await self._calls.call(
+            "ec2",
+            region,
+            "create_security_group",
+            what,
+            DryRun=True,
+            GroupName="headrace-dry-run",
+            Description=_DESCRIPTION,
+        )
+
     async def opened(self, spec: InstanceSpec, offer: Offer) -> str | None:
         """The id of the attempt's group, by which its ports are reached; None for a job that publishes none.
 

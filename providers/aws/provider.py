@@ -93,6 +93,7 @@ class AwsProvider:
                 MinCount=1,
                 MaxCount=1,
             )
+            await self._groups.permitted(region, "verify")
         except AuthError as error:
             return CredentialReport(status="auth", message=error.message)
         except (PermissionDenied, BillingBlocked) as error:

@@ -7,6 +7,7 @@ next one of its operation.
 
 import base64
 import contextlib
+import gzip
 import json
 import re
 import threading
@@ -93,6 +94,10 @@ class AwsServer:
             if call.action == "RunInstances" and call.form.get("ClientToken") == instance.client_token:
                 return base64.b64decode(call.form["UserData"])
         raise LookupError(instance.id)
+
+    def script(self, instance: Instance) -> str:
+        """What cloud-init runs on it."""
+        return gzip.decompress(self.user_data(instance)).decode()
 
     def backend(self, region: str) -> Any:
         return ec2_backends[DEFAULT_ACCOUNT_ID][region]
