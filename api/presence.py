@@ -62,9 +62,11 @@ class Presence:
         future: asyncio.Future[Order] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(instance_id, set()).add(future)
         try:
-            return await asyncio.wait_for(future, seconds)
+            # Not `wait_for`, which in Python 3.11 loses a cancellation that comes just as the future is done.
+            async with asyncio.timeout(seconds):
+                return await future
         except TimeoutError:
-            return Order.NONE
+            return Order.NONE if future.cancelled() else future.result()
         finally:
             held = self._waiting[instance_id]
             held.discard(future)

@@ -21,6 +21,7 @@ from domain.errors import InvalidRequest
 from domain.states import JobState
 from store import jobs
 from store.access import Principal
+from store.db import woken
 from store.job_records import AttemptRecord, EventRecord
 from store.logs.store import LogPage
 
@@ -168,11 +169,8 @@ async def _wait_for_lines(
             remaining = deadline - loop.time()
             if found.lines or state.terminal or remaining <= 0:
                 return found
-            try:
-                await asyncio.wait_for(stored.wait(), min(remaining, _LOOK_AGAIN_SECONDS))
-                stored.clear()
-            except TimeoutError:
-                pass
+            await woken(stored, min(remaining, _LOOK_AGAIN_SECONDS))
+            stored.clear()
     finally:
         services.db.unsubscribe(topic, stored)
 

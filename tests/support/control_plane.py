@@ -61,6 +61,9 @@ SCALED: dict[str, Any] = {
     "log_format": "console",
 }
 
+_SHUTDOWN_SECONDS = 60.0
+"""Longer than any worker takes to end, shorter than a test may take: one that hangs is told of, not waited for."""
+
 CPU_JOB: dict[str, Any] = {
     "compute": {"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 1, "ephemeral_disk_gb": 1},
     "container": {"image": "localhost/headrace/host:latest", "command": ["true"]},
@@ -130,9 +133,14 @@ class ControlPlane:
         if self._keeper_task is not None:
             self._keeper_task.cancel()
             await asyncio.gather(self._keeper_task, return_exceptions=True)
-        await self._worker.shutdown()
         assert self._worker_task is not None
-        await self._worker_task
+        try:
+            async with asyncio.timeout(_SHUTDOWN_SECONDS):
+                await self._worker.shutdown()
+                await self._worker_task
+        except TimeoutError:
+            self._worker_task.cancel()
+            raise AssertionError(f"the worker did not end within {_SHUTDOWN_SECONDS:g} s") from None
 
     # A client's view ----------------------------------------------------------------------------------------------
 
