@@ -45,13 +45,22 @@ class RequestError(HeadraceError):
 
 
 class InvalidRequest(RequestError):
-    """422: a field is wrong. `field` is its dotted path; `limit` is the bound that it broke, when there is one."""
+    """422: a field is wrong. `field` is its dotted path; `limit` is the bound that it broke, when there is one; what
+    else there is to tell is in `details`."""
 
     status = 422
 
-    def __init__(self, message: str, *, field: str | None = None, limit: Any = None, code: str | None = None) -> None:
-        details = {k: v for k, v in (("field", field), ("limit", limit)) if v is not None}
-        super().__init__(message, code=code, details=details or None)
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        limit: Any = None,
+        code: str | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        told = {"field": field, "limit": limit, **(details or {})}
+        super().__init__(message, code=code, details={k: v for k, v in told.items() if v is not None} or None)
         self.field = field
         self.limit = limit
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 import orjson
-from sqlalchemy import delete, func, or_
+from sqlalchemy import ColumnElement, case, delete, func, or_, tuple_
 from sqlmodel import Session, col, select
 
 from domain import forms
@@ -74,6 +74,35 @@ class Reach:
 
 
 EVERYTHING = Reach(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The connections that somebody is shown."""
+
+    org_id: str | None
+    """None: those of all organizations."""
+    project_id: str | None = None
+    """Of what belongs to a project, only this one's; None: all projects'."""
+    cluster: bool = True
+    """Also the cluster's."""
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Of a query for connections."""
+        found: list[ColumnElement[bool]] = []
+        if self.org_id is not None:
+            own = col(Connection.org_id) == self.org_id
+            found.append(or_(col(Connection.org_id).is_(None), own) if self.cluster else own)
+        if self.project_id is not None:
+            found.append(or_(col(Connection.project_id).is_(None), col(Connection.project_id) == self.project_id))
+        return found
+
+
+Position = tuple[int, datetime, str]
+"""Of a connection in the list: 0 for the cluster's or 1, its creation, its id."""
+_POSITION = (
+    case((col(Connection.org_id).is_(None), 0), else_=1), col(Connection.created_at), col(Connection.id),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,15 +419,22 @@ def find(session: Session, connection_id: str, org_id: str | None, *, for_update
     return connection
 
 
-def listed(session: Session, org_id: str | None, *, project_id: str | None = None) -> list[Connection]:
-    """Those that somebody of the organization sees (None: of all), the cluster's first, then by age."""
-    query = select(Connection)
-    if org_id is not None:
-        query = query.where(or_(col(Connection.org_id).is_(None), col(Connection.org_id) == org_id))
-    if project_id is not None:
-        query = query.where(or_(col(Connection.project_id).is_(None), col(Connection.project_id) == project_id))
-    ordered = query.order_by(col(Connection.org_id).is_not(None), col(Connection.created_at), col(Connection.id))
-    return list(session.exec(ordered).all())
+def listed(session: Session, sight: Sight, *, after: Position | None = None, limit: int) -> Sequence[Connection]:
+    """Up to `limit` of those in sight, the cluster's first, then by age, from the one that follows `after`."""
+    query = select(Connection).where(*sight.conditions())
+    if after is not None:
+        query = query.where(tuple_(*_POSITION) > after)
+    return session.exec(query.order_by(*_POSITION).limit(limit)).all()
+
+
+def position_of(connection: Connection) -> Position:
+    """Where `listed` goes on after it."""
+    return int(connection.org_id is not None), connection.created_at, connection.id
+
+
+def count(session: Session, sight: Sight) -> int:
+    """How many `listed` would list in all."""
+    return session.exec(select(func.count()).select_from(Connection).where(*sight.conditions())).one()
 
 
 def count_remote(session: Session, providers: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from api.compute import (
     accelerators,
+    backend_host_keys,
     backends,
     budgets,
     history,
@@ -42,3 +43,4 @@ for part in (
 cloud_router = APIRouter(prefix="/api/compute/cloud")
 """What the console's page of that path shows."""
 cloud_router.include_router(backends.router)
+cloud_router.include_router(backend_host_keys.router)

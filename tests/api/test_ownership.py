@@ -23,7 +23,7 @@ from domain.backends import backend_of
 from domain.budgets import BudgetPeriod
 from domain.roles import Role
 from settings import Settings
-from store import budgets, connections, webhooks
+from store import budgets, connections, host_keys, webhooks
 from store.tables import Webhook
 from tests.api.conftest import JOB, Api, anonymous
 from tests.support.factory import Factory
@@ -95,6 +95,8 @@ TABLE: dict[str, tuple[Any, ...]] = {
     "PUT /api/compute/cloud/backends/{id}": ADMIN_ITEM,
     "POST /api/compute/cloud/backends/{id}/verify": ADMIN_ITEM,
     "DELETE /api/compute/cloud/backends/{id}": ADMIN_ITEM,
+    "GET /api/compute/cloud/backends/{id}/host-keys": ADMIN_ITEM,
+    "POST /api/compute/cloud/backends/{id}/host-keys/forget": ADMIN_ITEM,
     "POST /admin/organizations": CLUSTER,
     "GET /admin/organizations": ADMIN,
     "GET /admin/organizations/{org_id}": ADMIN_ITEM,
@@ -121,6 +123,7 @@ BODIES: dict[str, Any] = {
     "PUT /compute/webhooks/{id}": {"enabled": False},
     "POST /api/compute/cloud/backends": {"provider": "runpod", "fields": {"api_key": "k"}},
     "PUT /api/compute/cloud/backends/{id}": {"name": "pods"},
+    "POST /api/compute/cloud/backends/{id}/host-keys/forget": {"host": "192.0.2.1"},
     "POST /compute/jobs": JOB,
     "POST /compute/secrets/{id}/rotate": {"data": {"K": "2"}},
     "PUT /compute/tenants/{org_id}": {"max_live_jobs": 5},
@@ -181,7 +184,9 @@ def resources(api: Api, factory: Factory) -> dict[str, Callable[[], str]]:
     def backend() -> str:
         vault, now, name = api.services.vault, api.services.clock(), f"backend-{next(names)}"
         scope, kind, values = connections.Scope(api.key.org_id), backend_of("runpod"), {"api_key": "k"}
-        return str(api.write(lambda s: connections.connect(s, vault, scope, kind, name, values, now)).id)
+        made = str(api.write(lambda s: connections.connect(s, vault, scope, kind, name, values, now)).id)
+        api.write(lambda s: host_keys.pin(s, made, "192.0.2.1:22", "ssh-ed25519 AAAA", now))
+        return made
 
     return {
         "/api/compute/cloud/backends/": backend,
