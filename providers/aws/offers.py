@@ -10,6 +10,7 @@ from domain.catalog import Gpu, match_nvidia_smi
 from domain.money import PricingModel
 from domain.offers import Offer
 from domain.spec import Interconnect
+from providers.aws.quotas import QuotaValues, refusal_of
 
 CPU_CLASS = "cpu-general"
 TEARDOWN_SECONDS = 60.0
@@ -76,10 +77,11 @@ class Catalog:
 
 
 def offers_of(
-    catalog: Catalog, machines: Iterable[Machine], spot_prices: Mapping[tuple[str, str], Decimal], connection_id: str,
-    now: datetime,
+    catalog: Catalog, machines: Iterable[Machine], spot_prices: Mapping[tuple[str, str], Decimal], quotas: QuotaValues,
+    connection_id: str, now: datetime,
 ) -> list[Offer]:  # fmt: skip
-    """An offer for each machine, zone and way to rent it that has a price. Spot prices are by type and zone.
+    """An offer for each machine, zone and way to rent it that has a price, not available where a quota is too small.
+    Spot prices are by type and zone.
 
     A price is for the machine: its disk is charged apart (docs/providers/aws.md).
     """
@@ -88,15 +90,17 @@ def offers_of(
         for zone in catalog.zones.get(machine.type, ()):
             price, spot_price = catalog.prices.get(machine.type), spot_prices.get((machine.type, zone))
             if machine.on_demand and price is not None:
-                found.append(_offer(catalog, machine, zone, price, False, connection_id, now))
+                found.append(_offer(catalog, machine, zone, price, False, quotas, connection_id, now))
             if machine.spot and spot_price is not None:
-                found.append(_offer(catalog, machine, zone, spot_price, True, connection_id, now))
+                found.append(_offer(catalog, machine, zone, spot_price, True, quotas, connection_id, now))
     return found
 
 
 def _offer(
-    catalog: Catalog, machine: Machine, zone: str, price: Decimal, spot: bool, connection_id: str, now: datetime
-) -> Offer:
+    catalog: Catalog, machine: Machine, zone: str, price: Decimal, spot: bool, quotas: QuotaValues, connection_id: str,
+    now: datetime,
+) -> Offer:  # fmt: skip
+    refusal = refusal_of(machine.type, machine.vcpus, spot, catalog.region, quotas)
     return Offer(
         id=f"{zone}:{machine.type}:{'spot' if spot else 'on-demand'}",
         provider="aws",
@@ -116,6 +120,8 @@ def _offer(
         pricing_model=PricingModel.INSTANCE_SECONDS,
         teardown_seconds=TEARDOWN_SECONDS,
         spot=spot,
+        available=refusal is None,
+        over_quota=refusal,
         observed_at=now,
     )
 

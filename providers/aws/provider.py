@@ -40,6 +40,7 @@ from providers.aws.launch import MachineImage, run_arguments
 from providers.aws.leftovers import Leftovers
 from providers.aws.market import Market
 from providers.aws.offers import Catalog, Machine, offers_of
+from providers.aws.quotas import Quotas
 from providers.aws.reads import InstanceReads
 from providers.aws.settings import AwsCredentials, AwsOptions
 from providers.aws.views import ATTEMPT_TAG, INSTANCE, OWNER_TAG, instance_view, is_terminated, ports_data
@@ -73,6 +74,7 @@ class AwsProvider:
         self._calls = AwsCalls(credentials, self._options)
         self._reads = InstanceReads(self._calls)
         self._market = Market(self._calls, self._options)
+        self._quotas = Quotas(self._calls, self._options)
         self._groups = Groups(self._calls, self._options)
         self._leftovers = Leftovers(self._calls, context.owner_id, self._options.page_size)
         self._images: dict[tuple[str, str], tuple[float, MachineImage]] = {}
@@ -224,10 +226,10 @@ class AwsProvider:
     # Offers and images --------------------------------------------------------------------------------------------
 
     async def _offers_in(self, region: str, query: OfferQuery) -> list[Offer]:
-        catalog = await self._market.catalog(region)
+        catalog, quotas = await asyncio.gather(self._market.catalog(region), self._quotas.of(region))
         wanted = [machine for machine in catalog.machines.values() if _wanted(machine, query)]
         spot = await self._market.spot_prices(region, [m.type for m in wanted if _can_be_spot(m, catalog)])
-        return offers_of(catalog, wanted, spot, self._context.connection_id, datetime.now(UTC))
+        return offers_of(catalog, wanted, spot, quotas, self._context.connection_id, datetime.now(UTC))
 
     async def _image(self, region: str, name: str, what: str) -> MachineImage:
         """The machine image of a name (`AwsOptions.gpu_image`), kept for a while: a retry meets the same."""

@@ -49,6 +49,8 @@ class AwsOptions(Frozen):
     """How long types, zones and on-demand prices count."""
     spot_seconds: float = Field(default=10, ge=0)
     """How long spot prices count."""
+    quota_seconds: float = Field(default=300, ge=0)
+    """How long quotas count: whoever was granted more wants to see it."""
     page_size: int = Field(default=1000, ge=5, le=1000)
     endpoints: dict[str, str] = Field(default_factory=dict)
-    """URLs in place of AWS's own, by service (`ec2`, `sts`, `ssm`, `pricing`)."""
+    """URLs in place of AWS's own, by service (`ec2`, `sts`, `ssm`, `pricing`, `service-quotas`)."""

@@ -60,6 +60,8 @@ class AwsServer:
         self.stock: tuple[str, ...] = STOCK
         self.prices: dict[str, str] = dict(_ON_DEMAND)
         self.spot_prices: dict[str, str] = {}
+        self.quotas: dict[str, float] = {}
+        """vCPUs by the code of the quota."""
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
         self.silent_seconds = 1.5
@@ -117,6 +119,7 @@ class AwsServer:
                 backend.delete_security_group(group_id=group.id)
         self.faults.clear()
         self.calls.clear()
+        self.quotas = {}
         self._hidden.clear()
         self._lingering.clear()
         self.page_size = PAGE_SIZE
@@ -170,11 +173,13 @@ class AwsServer:
 
     def _answer(self, method: str, path: str, headers: dict[str, str], call: Call) -> Answer:
         match call.action:
+            case "ListServiceQuotas":
+                return self._quotas(json.loads(call.raw))
             case "GetProducts":
                 return self._products(json.loads(call.raw))
             case "GetParameter":
                 value = {"Parameter": {"Name": json.loads(call.raw)["Name"], "Value": self._ubuntu()}}
-                return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/x-amz-json-1.1"})
+                return _json(value)
             case "GetConsoleOutput" if call.form["InstanceId"] in self.consoles:
                 return _console(call.form["InstanceId"], self.consoles[call.form["InstanceId"]])
             case "DeleteSecurityGroup" if self._holders(call.form["GroupId"]):
@@ -270,7 +275,7 @@ class AwsServer:
         assert terms["operatingSystem"] == "Linux"
         if max(map(len, terms.values())) > 1024:
             body = {"__type": "InvalidParameterException", "message": "a value has more than 1024 characters"}
-            return Answer(400, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"})
+            return _json(body, 400)
         found = [t for t in terms["instanceType"].split(",") if t in self.prices]
         products = [
             json.dumps(
@@ -286,7 +291,16 @@ class AwsServer:
         page: dict[str, Any] = {"PriceList": products[start : start + size]}
         if start + size < len(products):
             page["NextToken"] = str(start + size)
-        return Answer(200, json.dumps(page).encode(), {"Content-Type": "application/x-amz-json-1.1"})
+        return _json(page)
+
+    def _quotas(self, asked: dict[str, Any]) -> Answer:
+        assert asked["ServiceCode"] == "ec2"
+        quotas = [{"ServiceCode": "ec2", "QuotaCode": code, "Value": value} for code, value in self.quotas.items()]
+        start, size = int(asked.get("NextToken", "0")), int(self.page_size)
+        page: dict[str, Any] = {"Quotas": quotas[start : start + size]}
+        if start + size < len(quotas):
+            page["NextToken"] = str(start + size)
+        return _json(page)
 
     def _ubuntu(self) -> str:
         if self._image is None:
@@ -316,6 +330,15 @@ def ec2_error(status: int, code: str, message: str, headers: dict[str, str] | No
         f"<Response><Errors><Error><Code>{code}</Code><Message>{escape(message)}</Message></Error></Errors></Response>"
     )
     return Answer(status, body.encode(), {"Content-Type": "text/xml", **(headers or {})})
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Answer:
+    return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"})
+
+
+def json_error(status: int, code: str, message: str) -> Answer:
+    """An error as the services write it that speak JSON: prices, parameters, quotas."""
+    return _json({"__type": code, "message": message}, status)
 
 
 def _console(instance_id: str, text: str) -> Answer:

@@ -21,7 +21,7 @@ SECRET_KEY = "canary/secret+key/41fe"
 CREDENTIALS = AwsCredentials(access_key_id="AKIAIOSFODNN7EXAMPLE", secret_access_key=SecretStr(SECRET_KEY))
 URL = "https://headrace.example"
 AGENT = AgentBootstrap(agent_script(), SecretStr(TOKEN), url=URL)
-SERVICES = ("ec2", "sts", "ssm", "pricing")
+SERVICES = ("ec2", "sts", "ssm", "pricing", "service-quotas")
 
 
 def aws_provider(url: str, owner_id: str = OWNER, **options: Any) -> AwsProvider:
@@ -32,6 +32,7 @@ def aws_provider(url: str, owner_id: str = OWNER, **options: Any) -> AwsProvider
         "timeout_seconds": 60,
         "look_pause_seconds": 0.01,
         "spot_seconds": 0,
+        "quota_seconds": 0,
         "endpoints": dict.fromkeys(SERVICES, url),
         **options,
     }
