@@ -106,6 +106,10 @@ OURS = (
                 "include_community", "Include Community Cloud", FieldKind.BOOLEAN, required=False,
                 help="Adds cheaper, less reliable Community Cloud offers alongside Secure Cloud.",
             ),
+            FormField(
+                "min_cuda_version", "Lowest CUDA version", required=False, pattern=r"[0-9]{1,2}\.[0-9]{1,2}",
+                help="Of the hosts' drivers, such as 12.4: images of a later CUDA do not start on older ones.",
+            ),
         ),
         "providers.connect:runpod",
     ),

@@ -60,7 +60,9 @@ def runpod(context: ProviderContext, values: Values) -> Provider:
     from providers.runpod.credentials import RunPodCredentials
     from providers.runpod.provider import RunPodProvider
 
-    return RunPodProvider(context, RunPodCredentials(**_given(values, "api_key", "include_community")))
+    return RunPodProvider(
+        context, RunPodCredentials(**_given(values, "api_key", "include_community", "min_cuda_version"))
+    )
 
 
 def ssh(context: ProviderContext, values: Values) -> Provider:
@@ -75,6 +77,7 @@ def ssh(context: ProviderContext, values: Values) -> Provider:
     context.options = {
         "agent_socket": context.agent_socket,
         "allowed_networks": context.fleet_networks,
+        "workload_networks": context.workload_networks,
         "multi_tenant": context.multi_tenant,
         **context.options,
     }

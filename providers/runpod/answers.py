@@ -74,7 +74,8 @@ def _exact(value: Any) -> Any:
     return Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-Usd = Annotated[Decimal, BeforeValidator(_exact), Field(ge=0)]
+Exact = Annotated[Decimal, BeforeValidator(_exact), Field(ge=0)]
+Usd = Exact
 
 
 class SshEndpoint(BaseModel):
@@ -173,6 +174,30 @@ class GpuTypeList(BaseModel):
     gpus: list[GpuType]
 
 
+class VcpuRange(BaseModel):
+    min: int
+    max: int
+
+
+class CpuPrice(BaseModel):
+    secure_per_vcpu: Usd = Field(alias="securePerVcpu")
+
+
+class CpuType(BaseModel):
+    """A CPU flavor of the catalog. The price is USD per hour of one vCPU."""
+
+    id: str = Field(min_length=1)
+    vcpu: VcpuRange
+    ram_gb_per_vcpu: Exact = Field(alias="ramGbPerVcpu")
+    price: CpuPrice
+    availability: str | None = None
+    data_centers: list[DataCenter] = Field(default_factory=list, alias="dataCenters")
+
+
+class CpuTypeList(BaseModel):
+    cpus: list[CpuType]
+
+
 class SpotPrice(BaseModel):
     """What spot capacity of a number of GPUs costs; `minimum_bid` is per GPU and hour, None where there is none."""
 
@@ -193,7 +218,18 @@ class NoContent(BaseModel):
     """204."""
 
 
+_NO_STOCK = "NONE"
 Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def places_of(kind: GpuType | CpuType) -> tuple[bool, tuple[str, ...]]:
+    """Whether there is stock, and the data centers that have it, where the catalog names some."""
+    places = tuple(place.id for place in kind.data_centers if place.availability != _NO_STOCK)
+    return bool(places) or (kind.availability or _NO_STOCK) != _NO_STOCK, places
+
+
+def has_stock(spot: SpotPrice) -> bool:
+    return (spot.stock or _NO_STOCK).upper() != _NO_STOCK
 
 
 def read_rest(response: httpx.Response, model: type[Answer], what: str, secrets: Iterable[str]) -> Answer:

@@ -1,4 +1,4 @@
-"""Offers of RunPod: the GPU catalog of REST v2 for on-demand pods, GraphQL's lowest bids for spot."""
+"""Offers of RunPod: the GPU and CPU catalogs of REST v2 for on-demand pods, GraphQL's lowest bids for spot."""
 
 import asyncio
 import re
@@ -14,15 +14,15 @@ from domain.money import PricingModel
 from domain.offers import Offer
 from domain.spec import Interconnect
 from providers.base import OfferQuery
-from providers.runpod.answers import GpuType, GpuTypeList, SpotPrice, validated
+from providers.runpod.answers import GpuType, GpuTypeList, SpotPrice, has_stock, places_of, validated
 from providers.runpod.client import RunPodClient
+from providers.runpod.cpus import CPU_CLASS, CpuSize, read_sizes
 
 ANYWHERE = "global"
 """The region of an offer whose place the scheduler chooses."""
 MOST_DISK_GB = 1_000
 TEARDOWN_SECONDS = 30.0
 _STOCK_COUNTS = (1, 2, 4, 8)
-_NO_STOCK = "NONE"
 _MIB_PER_GB = 1024
 # Slower or faster than what the catalog's name means, though the words of the name are all there.
 _OTHER_PRODUCTS = re.compile(r"max-q|\bti\b|\bsuper\b|\blaptop\b|\bmobile\b", re.IGNORECASE)
@@ -36,20 +36,20 @@ class Cloud(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What an offer rents, as its `provider_sku` says it: `{gpu id}|{cloud}`."""
+    """What an offer rents, as its `provider_sku` says it: `{id of the GPU type or CPU flavor}|{cloud}`."""
 
-    gpu_id: str
+    type_id: str
     cloud: Cloud
 
     @property
     def sku(self) -> str:
-        return f"{self.gpu_id}|{self.cloud}"
+        return f"{self.type_id}|{self.cloud}"
 
     @classmethod
     def of(cls, sku: str) -> "Product":
         """Raises ValueError for another backend's."""
-        gpu_id, _, cloud = sku.rpartition("|")
-        return cls(gpu_id, Cloud(cloud))
+        type_id, _, cloud = sku.rpartition("|")
+        return cls(type_id, Cloud(cloud))
 
 
 def accelerator_of(gpu_id: str, memory_gb: int) -> tuple[Gpu, Interconnect | None] | None:
@@ -100,15 +100,19 @@ class Catalog:
         self._clock = clock
         self._reading = asyncio.Lock()
         self._seen: dict[tuple[int, ...], _Seen] = {}
+        self._cpus: tuple[datetime, list[CpuSize]] | None = None
 
     async def offers(self, query: OfferQuery) -> list[Offer]:
-        """On demand and spot, for every number of GPUs that a pod may have; for a narrowed query, one number.
+        """On demand and spot, for every number of GPUs that a pod may have, and CPU pods; for a narrowed query, one
+        number of GPUs, or CPU pods alone.
 
         Stock is asked for by number of GPUs. Of 3, 5, 6 and 7 it is that of the next number asked, unless the query
         names one: each call counts towards the account's rate limit.
         """
-        if query.gpu_count is not None and not 1 <= query.gpu_count <= _STOCK_COUNTS[-1]:
-            return []
+        wants_cpus = query.accelerator in (None, CPU_CLASS) and not query.gpu_count
+        cpus = await self._cpu_offers() if wants_cpus else []
+        if query.accelerator == CPU_CLASS or query.gpu_count not in (None, *range(1, _STOCK_COUNTS[-1] + 1)):
+            return cpus
         counts = _STOCK_COUNTS if query.gpu_count is None else (query.gpu_count,)
         seen = await self._look(counts)
         offers: list[Offer] = []
@@ -121,7 +125,35 @@ class Catalog:
                 for n in _stands_for(count, counts):
                     if n in named[0].gpu_counts and n <= _most(gpu, cloud):
                         offers += self._of(gpu, cloud, n, named, _share(spot, n, count), seen.at)
-        return offers
+        return offers + cpus
+
+    async def _cpu_offers(self) -> list[Offer]:
+        async with self._reading:
+            if self._cpus is None or self._clock() - self._cpus[0] >= self._fresh:
+                self._cpus = (self._clock(), await read_sizes(self._client))
+        at, sizes = self._cpus
+        return [self._of_cpu(size, region, at) for size in sizes for region in size.regions or (ANYWHERE,)]
+
+    def _of_cpu(self, size: CpuSize, region: str, now: datetime) -> Offer:
+        return Offer(
+            id=f"{size.flavor}:{size.vcpus}:ondemand:{region}",
+            provider=self._provider,
+            connection_id=self._connection_id,
+            provider_sku=Product(size.flavor, Cloud.SECURE).sku,
+            accelerator=CPU_CLASS,
+            gpu_count=0,
+            vcpus=size.vcpus,
+            memory_gb=size.memory_gb,
+            ephemeral_disk_gb=min(size.disk_gb, MOST_DISK_GB),
+            region=region,
+            price_usd_hr=size.price_usd_hr,
+            price_source="api",
+            pricing_model=PricingModel.INSTANCE_SECONDS,
+            stopped_usd_hr=Decimal(0),
+            teardown_seconds=TEARDOWN_SECONDS,
+            available=size.stocked,
+            observed_at=now,
+        )
 
     async def _look(self, counts: tuple[int, ...]) -> _Seen:
         async with self._reading:
@@ -191,17 +223,15 @@ class Catalog:
                 observed_at=now,
             )
 
+        stocked, places = places_of(gpu)
+        places = places if cloud is Cloud.SECURE else ()
         offers: list[Offer] = []
         if each > 0:
-            places = [place for place in gpu.data_centers if place.availability != _NO_STOCK]
-            if cloud is Cloud.SECURE and places:
-                offers += [offer("ondemand", place.id, each * count, True) for place in places]
-            else:
-                stocked = (gpu.availability or _NO_STOCK) != _NO_STOCK
-                offers.append(offer("ondemand", ANYWHERE, each * count, stocked))
+            offers += [offer("ondemand", place, each * count, stocked) for place in places or (ANYWHERE,)]
         if spot is not None and spot.minimum_bid:
-            stocked = (spot.stock or "None").upper() != _NO_STOCK
-            offers.append(offer("spot", ANYWHERE, spot.minimum_bid * count, stocked))
+            # The bid is that of the cloud: where it is too low in a data center, the rent is refused.
+            bid, free = spot.minimum_bid * count, has_stock(spot)
+            offers += [offer("spot", place, bid, free) for place in (*places, ANYWHERE)]
         return offers
 
 

@@ -12,6 +12,9 @@ class RunPodCredentials(Frozen):
     include_community: bool = False
     """Also offer the Community Cloud: cheaper, on machines of third parties, less reliable."""
 
+    min_cuda_version: str | None = Field(default=None, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")
+    """The lowest CUDA version of a host's driver, for NVIDIA GPUs: an image of a later one does not start there."""
+
 
 class RunPodEndpoints(Frozen):
     """Where the API is; other than the vendor's only in tests."""

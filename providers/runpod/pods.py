@@ -11,7 +11,7 @@ from domain.offers import Offer
 from domain.ssh_access import with_ssh
 from providers.base import Handle, InstanceSpec, InstanceView, ProviderState, PublishedPort
 from providers.runpod.answers import Pod, Registry
-from providers.runpod.catalog import ANYWHERE, MOST_DISK_GB, Product
+from providers.runpod.catalog import ANYWHERE, Product
 
 POD = "pod"
 REGISTRY = "registry"
@@ -21,6 +21,10 @@ HTTPS_PORT = 443
 MOST_HTTP_PORTS = 10
 MOST_STRING_BYTES = 128 * 1024 - 1
 """Linux takes no longer argument or environment entry."""
+
+_CUDA_VENDOR = "nvidia-"
+# GraphQL takes a set and no floor; a version that no machine has does no harm.
+_CUDA_VERSIONS = ("11.8", *(f"12.{minor}" for minor in range(10)), *(f"13.{minor}" for minor in range(10)))
 
 # RunPod gives every pod a key of its API. No workload may have it, so bash begins again without it: only then is it out
 # of /proc/1/environ as well.
@@ -60,7 +64,9 @@ def attempt_of(name: str, owner_id: str) -> AttemptId | None:
     return AttemptId(rest) if not owner and ATTEMPT_PATTERN.fullmatch(rest) else None
 
 
-def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> dict[str, Any]:
+def create_body(
+    spec: InstanceSpec, offer: Offer, registry_id: str | None, min_cuda_version: str | None = None
+) -> dict[str, Any]:
     """The body of `POST /v2/pods`: the same bytes on every retry. The agent is the container's whole command, whatever
     the image's entrypoint is; its token travels in the environment, which the agent takes out before the workload runs.
 
@@ -77,11 +83,14 @@ def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> di
     }
     command = WITHOUT_VENDOR_KEY + spec.agent.script
     for name, value in [("the agent's script", command), *env.items()]:
-        if len(value.encode()) + len(name) + 1 > MOST_STRING_BYTES or "\0" in value:
-            raise ProviderRejected(f"{what}: {name} has {len(value)} characters, or NUL: Linux passes neither")
+        size = len(value.encode()) + len(name) + 1
+        if size > MOST_STRING_BYTES:
+            raise ProviderRejected(f"{what}: {name} has {size} bytes, Linux passes at most {MOST_STRING_BYTES}")
+        if "\0" in value:
+            raise ProviderRejected(f"{what}: {name} holds a NUL, which Linux does not pass")
     disk_gb = spec.compute.ephemeral_disk_gb
-    if not 1 <= disk_gb <= MOST_DISK_GB:
-        raise ProviderRejected(f"{what}: a disk of {disk_gb} GB is wanted, RunPod has 1 to {MOST_DISK_GB}")
+    if not 1 <= disk_gb <= offer.ephemeral_disk_gb:
+        raise ProviderRejected(f"{what}: a disk of {disk_gb} GB is wanted, RunPod has 1 to {offer.ephemeral_disk_gb}")
     ports = with_ssh(spec.ports, spec.ssh_public_key)
     http = sum(port.protocol == "http" for port in ports)
     if http > MOST_HTTP_PORTS:
@@ -94,7 +103,7 @@ def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> di
         "disk": disk_gb,
         "ports": [f"{port.container_port}/{port.protocol}" for port in ports],
         "env": env,
-        "gpu": {"id": product.gpu_id, "count": offer.gpu_count},
+        **_compute(product, offer, min_cuda_version),
         "cloud": product.cloud.value,
     }
     if offer.region != ANYWHERE:
@@ -102,6 +111,15 @@ def create_body(spec: InstanceSpec, offer: Offer, registry_id: str | None) -> di
     if registry_id is not None:
         body["registry"] = registry_id
     return body
+
+
+def _compute(product: Product, offer: Offer, min_cuda_version: str | None) -> dict[str, Any]:
+    if not offer.gpu_count:
+        return {"cpu": {"id": product.type_id, "vcpuCount": offer.vcpus}}
+    gpu: dict[str, Any] = {"id": product.type_id, "count": offer.gpu_count}
+    if min_cuda_version is not None and offer.accelerator.startswith(_CUDA_VENDOR):
+        gpu["minCudaVersion"] = min_cuda_version
+    return {"gpu": gpu}
 
 
 def spot_input(body: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
@@ -121,9 +139,18 @@ def spot_input(body: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
         "containerDiskInGb": body["disk"],
         "volumeInGb": 0,
     }
+    if "dataCenterIds" in body:
+        (rented["dataCenterId"],) = body["dataCenterIds"]
+    if "minCudaVersion" in body["gpu"]:
+        least = _release(body["gpu"]["minCudaVersion"])
+        rented["allowedCudaVersions"] = [version for version in _CUDA_VERSIONS if _release(version) >= least]
     if "registry" in body:
         rented["containerRegistryAuthId"] = body["registry"]
     return rented
+
+
+def _release(cuda_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in cuda_version.split("."))
 
 
 def handle_data(spec: InstanceSpec, registry_id: str | None) -> dict[str, Any]:

@@ -161,9 +161,10 @@ class RunPodProvider:
             if existing:
                 return pod_handle(existing[0], self._context.owner_id, handle_data(spec, existing[0].registry))
             # What cannot be asked for is refused before anything is made.
-            create_body(spec, offer, None)
+            cuda = self._credentials.min_cuda_version
+            create_body(spec, offer, None, cuda)
             registry_id = await self._registry(spec)
-            body = create_body(spec, offer, registry_id)
+            body = create_body(spec, offer, registry_id, cuda)
             try:
                 handle = await (self._rent_spot if offer.spot else self._rent)(spec, offer, body)
             except Ambiguous:

@@ -1,7 +1,7 @@
 """What RunPod sells, and what the one account has: pods over the engine's instances, and registry credentials."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -50,6 +50,25 @@ GPUS = (
 )
 
 
+@dataclass(frozen=True)
+class CpuOnSale:
+    """The price in USD per vCPU and hour."""
+
+    id: str
+    ram_gb_per_vcpu: int
+    secure: Decimal
+    least: int = 2
+    most: int = 32
+    data_centers: tuple[str, ...] = ("EU-RO-1", "US-KS-2")
+
+
+CPUS = (
+    CpuOnSale("cpu3g", 4, Decimal("0.04")),
+    CpuOnSale("cpu5c", 2, Decimal("0.035")),
+    CpuOnSale("cpu5m", 8, Decimal("0.07"), most=8, data_centers=()),
+)
+
+
 @dataclass
 class PodDetails:
     """What the engine's instance has no place for."""
@@ -58,12 +77,16 @@ class PodDetails:
     disk: int
     ports: list[str]
     env: dict[str, str]
-    gpu_id: str
-    gpu_count: int
+    hardware_id: str
+    count: int
+    """Of GPUs, or of vCPUs."""
     cloud: str
     data_center: str | None
     registry: str | None
-    spot: bool
+    spot: bool = False
+    cpu: bool = False
+    cuda: Any = None
+    """What was asked of the host's CUDA version."""
 
 
 @dataclass
@@ -81,19 +104,25 @@ class Account:
     def __post_init__(self) -> None:
         settings = CloudSettings(api_key=API_KEY, exits_with_agent=False)
         self.cloud = Cloud(self._run_container, settings, self.clock)
-        self.cloud.offers = {offer.id: offer for gpu in GPUS for offer in _offers(gpu)}
+        offers = [offer for gpu in GPUS for offer in _offers(gpu)] + [
+            offer for cpu in CPUS for offer in _cpu_offers(cpu)
+        ]
+        self.cloud.offers = {offer.id: offer for offer in offers}
 
     def make_pod(self, name: str, image: str, details: PodDetails, fault: Fault) -> Instance:
         """Raises Refused."""
-        gpu = next((gpu for gpu in GPUS if gpu.id == details.gpu_id), None)
-        if gpu is None:
-            raise Refused(400, "unknown_gpu", f"unknown GPU type {details.gpu_id}")
-        if details.gpu_count > gpu.most or details.data_center not in (None, *gpu.data_centers):
+        kinds: Sequence[CpuOnSale | GpuOnSale] = CPUS if details.cpu else GPUS
+        kind = next((kind for kind in kinds if kind.id == details.hardware_id), None)
+        if kind is None:
+            raise Refused(400, "unknown_hardware", f"unknown type {details.hardware_id}")
+        if isinstance(kind, CpuOnSale):
+            _check_cpu(kind, details)
+        if details.count > kind.most or details.data_center not in (None, *kind.data_centers):
             raise Refused(*NO_CAPACITY)
         if details.registry is not None and not self._live(details.registry, "registry"):
             raise Refused(400, "unknown_registry", "registry credential not found")
         market = "spot" if details.spot else "ondemand"
-        offer_id = f"{gpu.id}|{details.cloud}|{details.gpu_count}|{market}"
+        offer_id = f"{kind.id}|{details.cloud}|{details.count}|{market}"
         body = {"image": image, "ports": [], "bootstrap": _bootstrap(details.env)}
         try:
             instance = self.cloud.create(name, labels_of(name), offer_id, body, fault)
@@ -153,7 +182,7 @@ class Account:
             "status": status,
             "actions": ["terminate"],
             "mounts": {},
-            "gpu": {"id": details.gpu_id, "count": details.gpu_count},
+            **_hardware_json(details),
             "cloud": details.cloud,
             "dataCenterId": details.data_center or "US-KS-2",
             "cudaVersion": "12.8",
@@ -224,6 +253,30 @@ def _offers(gpu: GpuOnSale) -> list[CloudOffer]:
         )
         for (cloud, market), price in prices.items()
         for count in range(1, gpu.most + 1)
+    ]
+
+
+def _check_cpu(kind: CpuOnSale, details: PodDetails) -> None:
+    count = details.count
+    if details.cloud != "SECURE" or count < kind.least or count & (count - 1):
+        raise Refused(400, "bad_cpu", f"no CPU pod of {count} vCPUs on {details.cloud}")
+    if details.disk > count * (15 if kind.id.startswith("cpu5") else 10):
+        raise Refused(400, "disk", f"{details.disk} GB of container disk exceed the limit of the instance")
+
+
+def _hardware_json(details: PodDetails) -> dict[str, Any]:
+    if not details.cpu:
+        return {"gpu": {"id": details.hardware_id, "count": details.count}}
+    memory = details.count * next(cpu.ram_gb_per_vcpu for cpu in CPUS if cpu.id == details.hardware_id)
+    return {"cpu": {"id": details.hardware_id, "vcpuCount": details.count, "memory": memory}}
+
+
+def _cpu_offers(cpu: CpuOnSale) -> list[CloudOffer]:
+    return [
+        CloudOffer(
+            id=f"{cpu.id}|SECURE|{count}|ondemand", accelerator=cpu.id, gpu_count=0, price_usd_hr=cpu.secure * count
+        )
+        for count in (2, 4, 8, 16, 32)
     ]
 
 

@@ -16,7 +16,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from providers.fake.admin import admin_routes
 from providers.fake.cloud import Instance, Refused
 from providers.fake.faults import Answer, Fault, Operation
-from tests.providers.runpod_fake.account import GPUS, NO_CAPACITY, Account, GpuOnSale, PodDetails
+from tests.providers.runpod_fake.account import (
+    CPUS,
+    GPUS,
+    NO_CAPACITY,
+    Account,
+    CpuOnSale,
+    GpuOnSale,
+    PodDetails,
+)
 from tests.providers.runpod_fake.graphql import execute, operation_of
 
 REFUSALS: dict[Answer, tuple[int, str, str]] = {
@@ -46,10 +54,16 @@ class _Strict(BaseModel):
 class CreateGpu(_Strict):
     id: str
     count: int = Field(default=1, ge=1)
+    minCudaVersion: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
+
+
+class CreateCpu(_Strict):
+    id: str
+    vcpuCount: int = Field(ge=2)
 
 
 class CreatePod(_Strict):
-    """`CreatePodRequest`, without the fields for templates, CPU pods and volumes."""
+    """`CreatePodRequest`, without the fields for templates and volumes."""
 
     name: str = Field(min_length=1)
     image: str
@@ -58,7 +72,8 @@ class CreatePod(_Strict):
     ports: list[str] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     registry: str | None = None
-    gpu: CreateGpu
+    gpu: CreateGpu | None = None
+    cpu: CreateCpu | None = None
     cloud: Literal["SECURE", "COMMUNITY"] = "SECURE"
     dataCenterIds: list[str] = Field(default_factory=list)
     startSsh: bool = False
@@ -82,6 +97,7 @@ def create_app(account: Account) -> ASGIApp:
         Route("/v2/registries", api.create_registry, methods=["POST"]),
         Route("/v2/registries/{id}", api.delete_registry, methods=["DELETE"]),
         Route("/v2/catalog/gpus", api.gpus),
+        Route("/v2/catalog/cpus", api.cpus),
         Route("/graphql", api.graphql, methods=["POST"]),
         *admin_routes(account.cloud),
     ]
@@ -118,17 +134,19 @@ class _Api:
         def act(fault: Fault) -> Response:
             pod = _parsed(CreatePod, body)
             _check_args(pod.args)
+            hardware_id, count = _hardware(pod)
             details = PodDetails(
                 args=pod.args,
                 disk=pod.disk,
                 ports=pod.ports,
                 env=pod.env,
-                gpu_id=pod.gpu.id,
-                gpu_count=pod.gpu.count,
+                hardware_id=hardware_id,
+                count=count,
                 cloud=pod.cloud,
                 data_center=pod.dataCenterIds[0] if pod.dataCenterIds else None,
                 registry=pod.registry,
-                spot=False,
+                cpu=pod.cpu is not None,
+                cuda=pod.gpu and pod.gpu.minCudaVersion,
             )
             made = self._account.make_pod(pod.name, pod.image, details, fault)
             return JSONResponse(self._account.pod_json(made), 201)
@@ -224,6 +242,21 @@ class _Api:
             if fault.drop_items:
                 rows[-1].pop("price")
             return JSONResponse({"gpus": rows})
+
+        return await self._answer(request, Operation.OFFERS, {}, act)
+
+    async def cpus(self, request: Request) -> Response:
+        params = dict(request.query_params)
+
+        def act(fault: Fault) -> Response:
+            count = int(params.get("vcpuCount", "2"))
+            unknown = params.keys() - {"include", "product", "vcpuCount"}
+            if unknown or params.get("include") != "AVAILABILITY" or params.get("product") != "POD":
+                raise Refused(400, "bad_request", f"query parameters {sorted(params)}")
+            rows = [_cpu_json(cpu, count) for cpu in CPUS]
+            if fault.drop_items:
+                rows[-1].pop("price")
+            return JSONResponse({"cpus": rows})
 
         return await self._answer(request, Operation.OFFERS, {}, act)
 
@@ -358,6 +391,12 @@ def _parsed(model: type[Model], body: bytes) -> Model:
         raise Refused(422, "invalid", "Request validation failed.", errors=problems) from None
 
 
+def _hardware(pod: CreatePod) -> tuple[str, int]:
+    if (pod.gpu is None) == (pod.cpu is None):
+        raise Refused(400, "bad_request", "exactly one of gpu and cpu must be set")
+    return (pod.gpu.id, pod.gpu.count) if pod.gpu else (pod.cpu.id, pod.cpu.vcpuCount) if pod.cpu else ("", 0)
+
+
 def _check_args(args: str) -> None:
     """As the backend decodes them: an object of two lists, or words of a shell."""
     decoded = json.loads(args) if args.startswith("{") else None
@@ -377,6 +416,22 @@ def _page(name: str, rows: list[JsonBody], fault: Fault, following: str | None) 
 
 def _named(account: Account) -> Response:
     return JSONResponse({"registries": [{"id": r.id, "name": r.name} for r in account.registries()]})
+
+
+def _cpu_json(cpu: CpuOnSale, count: int) -> JsonBody:
+    stocked = count <= cpu.most and bool(cpu.data_centers)
+    entry: JsonBody = {
+        "id": cpu.id,
+        "name": cpu.id,
+        "group": f"Gen {cpu.id[3]}",
+        "vcpu": {"min": cpu.least, "max": cpu.most},
+        "ramGbPerVcpu": cpu.ram_gb_per_vcpu,
+        "price": {"securePerVcpu": float(cpu.secure), "serverlessPerVcpu": float(cpu.secure)},
+        "availability": "HIGH" if stocked else "NONE",
+    }
+    if stocked:
+        entry["dataCenters"] = [{"id": d, "name": d, "availability": "HIGH"} for d in cpu.data_centers]
+    return entry
 
 
 def _gpu_json(gpu: GpuOnSale, cloud: str, count: int) -> JsonBody:

@@ -35,7 +35,7 @@ input EnvironmentVariableInput { key: String! value: String! }
 input PodRentInterruptableInput {
   bidPerGpu: Float! cloudType: CloudTypeEnum gpuCount: Int! gpuTypeId: String name: String imageName: String
   dockerArgs: String ports: String env: [EnvironmentVariableInput] containerDiskInGb: Int volumeInGb: Int
-  containerRegistryAuthId: String dataCenterId: String startSsh: Boolean
+  containerRegistryAuthId: String dataCenterId: String startSsh: Boolean allowedCudaVersions: [String]
 }
 type Pod { id: String! name: String imageName: String desiredStatus: String costPerHr: Float }
 """)
@@ -89,12 +89,13 @@ class _Root:
             disk=input["containerDiskInGb"],
             ports=[port for port in input["ports"].split(",") if port],
             env={entry["key"]: entry["value"] for entry in input["env"]},
-            gpu_id=gpu.id,
-            gpu_count=input["gpuCount"],
+            hardware_id=gpu.id,
+            count=input["gpuCount"],
             cloud=input["cloudType"],
-            data_center=None,
+            data_center=input.get("dataCenterId"),
             registry=input.get("containerRegistryAuthId"),
             spot=True,
+            cuda=input.get("allowedCudaVersions"),
         )
         made = self._account.make_pod(input["name"], input["imageName"], details, self._fault)
         return {"id": made.id, "name": made.name, "costPerHr": float(made.prices[-1][1])}
