@@ -159,6 +159,8 @@ async def _work(settings: Settings) -> None:
         keeper = ConnectionKeeper(context)
         # What attempts are open on must be there before anybody is asked about them.
         await keeper.refresh()
+        # Before anything is rented: what makes a copy of the database known is in the file store from the start.
+        await context.is_the_one()
         await _verify(context)
         background = [
             asyncio.create_task(keeper.run(ConnectionSchedules(client, settings))),

@@ -17,6 +17,7 @@ from domain.clock import Clock
 from domain.ids import AttemptId, new_id
 from providers.registry import Providers
 from settings import Settings
+from store import fence
 from store.db import Database
 from store.logs.blobs import BlobStore
 from store.logs.store import LogStore
@@ -46,6 +47,16 @@ class Context:
     """Provider calls under way in this process, by attempt: a deletion ends them first, so that nothing appears
     behind its back."""
     slots: SlotQueue = field(default_factory=SlotQueue)
+    _found_to_be_the_one: bool = False
+
+    async def is_the_one(self) -> bool:
+        """Whether the database is the one that machines with our owner id belong to, by `store.fence`: only then may
+        anything be deleted at a provider. The file store is asked until it has answered once, and again for as long as
+        the database is fenced; a file store that fails later holds no deletion up."""
+        if self._found_to_be_the_one and not (await self.db.read(fence.read)).fenced:
+            return True
+        self._found_to_be_the_one = await fence.holds(self.db, self.blobs, self.owner_id, self.clock())
+        return self._found_to_be_the_one
 
     async def say(self, job_id: str, *messages: str, instance_rank: int | None = None) -> None:
         """System log lines of a job."""

@@ -22,6 +22,10 @@ from workflows.contract import Deallocated, DeallocationInput, FailureType
 
 _ALERT_AFTER_TRIES = 5
 _CANCEL_SECONDS = 10.0
+_MAY_BE_A_COPY = (
+    "this database may be a copy or a backup, or its file store does not answer: nothing is deleted;"
+    " `headrace orphans --confirm` says that it is the one"
+)
 
 
 class DeallocateActivities:
@@ -88,6 +92,10 @@ class DeallocateActivities:
 
     async def _terminate_all(self, instance: Instance) -> bool:
         """One round of delete calls for everything that the attempt may have made; whether all of it is gone."""
+        if not await self._context.is_the_one():
+            # In the database that this one was copied from, the attempt may live.
+            await self._alert(instance, _MAY_BE_A_COPY)
+            raise ApplicationError(f"{instance.id}: {_MAY_BE_A_COPY}", type=FailureType.MAY_BE_A_COPY)
         try:
             provider = self._context.providers.of(instance.connection_id)
             handles = await self._handles(provider, instance)

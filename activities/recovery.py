@@ -2,7 +2,8 @@
 `Budget` for organizations with budgets.
 
 A workflow may be terminated from outside, be past its retention, or be gone with Temporal's database. What a job or an
-attempt still costs then must end all the same.
+attempt still costs then must end all the same. A copy of a database beside a Temporal of its own looks just like that:
+while the database may be one (`store.fence`), nothing is started, and what would be is told of.
 """
 
 from datetime import timedelta
@@ -42,38 +43,38 @@ async def sweep(context: Context, client: Client) -> list[str]:
 
     Only jobs marked started are looked at: a start that was never delivered is the dispatcher's.
     """
-    recovered = await _recover_jobs(context, client) + await _resume_deletions(context, client)
-    return recovered + await _resume_budgets(context, client)
-
-
-async def _recover_jobs(context: Context, client: Client) -> list[str]:
-    suspects = await context.db.read(lambda session: _started_and_open(session, context))
-    recovered = []
-    for job_id in await _without_workflow(client, COMPUTE_JOB, {job_id: job_id for job_id in suspects}):
+    jobs, attempts = await _lost_jobs(context, client), await _lost_deletions(context, client)
+    organizations = await _unattended_budgets(context, client)
+    if not await context.is_the_one():
+        if jobs or attempts:
+            log.error("recovery_withheld", jobs=jobs, attempts=[attempt.id for attempt in attempts])
+        return []
+    for job_id in jobs:
         await _recover(client, context, job_id)
-        recovered.append(job_id)
-    return recovered
+    for attempt in attempts:
+        await _delete(client, context, attempt)
+    for org_id in organizations:
+        log.error("budget_unattended", org_id=org_id)
+        await _start(client, context, BUDGET, BudgetInput(org_id), budget_workflow_id(org_id))
+    return [*jobs, *(attempt.id for attempt in attempts), *organizations]
 
 
-async def _resume_deletions(context: Context, client: Client) -> list[str]:
+async def _lost_jobs(context: Context, client: Client) -> list[str]:
+    suspects = await context.db.read(lambda session: _started_and_open(session, context))
+    return await _without_workflow(client, COMPUTE_JOB, {job_id: job_id for job_id in suspects})
+
+
+async def _lost_deletions(context: Context, client: Client) -> list[Instance]:
     suspects = {row.id: row for row in await context.db.read(lambda session: _ended_and_not_gone(session, context))}
-    resumed = []
-    for attempt_id in await _without_workflow(client, DEALLOCATION, {deallocation_id(each): each for each in suspects}):
-        await _delete(client, context, suspects[attempt_id])
-        resumed.append(attempt_id)
-    return resumed
+    lost = await _without_workflow(client, DEALLOCATION, {deallocation_id(each): each for each in suspects})
+    return [suspects[attempt_id] for attempt_id in lost]
 
 
-async def _resume_budgets(context: Context, client: Client) -> list[str]:
+async def _unattended_budgets(context: Context, client: Client) -> list[str]:
     settled = col(Budget.created_at) < context.clock() - _SETTLING
     query = select(Budget.org_id).where(settled).distinct()
     organizations = await context.db.read(lambda session: session.exec(query).all())
-    wanted = {budget_workflow_id(org_id): org_id for org_id in organizations}
-    resumed = await _without_workflow(client, BUDGET, wanted)
-    for org_id in resumed:
-        log.error("budget_unattended", org_id=org_id)
-        await _start(client, context, BUDGET, BudgetInput(org_id), budget_workflow_id(org_id))
-    return resumed
+    return await _without_workflow(client, BUDGET, {budget_workflow_id(org_id): org_id for org_id in organizations})
 
 
 def _started_and_open(session: Session, context: Context) -> list[str]:

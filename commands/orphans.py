@@ -11,7 +11,10 @@ from commands.render import hint, moment, print_json, print_table, say
 
 def orphans(
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="This database is the one, and no copy of it: delete what it lacks.")
+        bool,
+        typer.Option(
+            "--confirm", help="This database is the one, and no copy of it: delete again, also what it lacks."
+        ),
     ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -27,7 +30,7 @@ def orphans(
         ((row["connection_id"], row["provider_id"], moment(row["first_seen_at"]) or "-") for row in found["data"]),
     )
     if confirm:
-        say("confirmed: the next reconciliation of each connection deletes what this database does not know")
+        say("confirmed: what was withheld goes on, and each reconciliation deletes what this database does not know")
     elif found["fenced"]:
-        say("this database may be a copy or a backup: machines are only listed, and not deleted")
+        say("this database may be a copy or a backup: nothing is deleted at providers, and machines are only listed")
         hint("`headrace orphans --confirm` says that it is the one; first stop whatever it was copied from")

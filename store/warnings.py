@@ -18,7 +18,7 @@ def warnings(session: Session, public_url: str | None) -> dict[str, str]:
             )
     if fence.read(session).fenced:
         found["fence"] = (
-            "this database may be a copy or a backup: machines that it does not know are only listed."
+            "this database may be a copy or a backup: nothing is deleted at providers, orphans are only listed."
             " `headrace orphans --confirm` says that it is the one"
         )
     return found

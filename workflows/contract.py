@@ -259,4 +259,5 @@ class FailureType(StrEnum):
     LAUNCH_TIMEOUT = "launch_timeout"
     INSTANCE_GONE = "instance_gone"
     NOT_YET_GONE = "not_yet_gone"
+    MAY_BE_A_COPY = "may_be_a_copy"
     AWAITING_EXIT = "awaiting_exit"

@@ -40,9 +40,10 @@ async def list_orphans(_principal: ClusterAdmin, services: ServicesOf, _on_behal
 
 @router.post("/confirm", summary="Confirm the database", response_model=Orphans, responses=errors(403))
 async def confirm_database(principal: ClusterAdmin, services: ServicesOf, _on_behalf_of: OnBehalfOf) -> Response:
-    """Says that this database is the one, and no copy of it: the next reconciliation of each connection deletes what no
-    row of it explains. Where the database that it was copied from still runs, that one is fenced then, if both share a
-    file store; if they do not, machines of its jobs are deleted."""
+    """Says that this database is the one, and no copy of it: deletions and recoveries that were withheld go on, and the
+    next reconciliation of each connection deletes what no row of it explains. Where the database that it was copied
+    from still runs, that one is fenced then, if both share a file store; if they do not, machines of its jobs are
+    deleted."""
     now = services.clock()
 
     def write(session: Session) -> dict[str, Any]:

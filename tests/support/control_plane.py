@@ -121,6 +121,7 @@ class ControlPlane:
 
     async def start_worker(self) -> None:
         assert self.context is not None
+        assert await self.context.is_the_one()
         self._worker = build_worker(self.temporal, self.context)
         self._worker_task = asyncio.create_task(self._worker.run())
         keeper = ConnectionKeeper(self.context)
