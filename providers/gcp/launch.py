@@ -9,6 +9,7 @@ from typing import Any
 from agent.host import HostSpec, host_script
 from domain.errors import ProviderRejected
 from domain.offers import Offer
+from domain.ssh_access import with_ssh
 from providers.base import InstanceSpec
 from providers.gcp.offers import disk_type, split_sku
 from providers.gcp.settings import LONGEST_RUN_SECONDS, GcpOptions
@@ -32,7 +33,12 @@ class MachineImage:
 
 def request_id(spec: InstanceSpec, offer: Offer) -> str:
     """The idempotency key: of the attempt and its offer, a UUID, as Compute Engine wants it."""
-    return str(uuid.uuid5(_REQUESTS, f"{spec.owner_id}\n{spec.attempt_id}\n{offer.id}"))
+    return request_id_of(spec.owner_id, spec.attempt_id, offer.id)
+
+
+def request_id_of(owner_id: str, attempt_id: str, of: str) -> str:
+    """The idempotency key of a create for an attempt."""
+    return str(uuid.uuid5(_REQUESTS, f"{owner_id}\n{attempt_id}\n{of}"))
 
 
 def instance_name(owner_id: str, attempt_id: str) -> str:
@@ -89,8 +95,10 @@ def instance_resource(spec: InstanceSpec, offer: Offer, image: MachineImage, opt
             "max_run_duration": {"seconds": lifetime_seconds(spec, options)},
         },
     }
-    if options.network_tags:
-        resource["tags"] = {"items": list(options.network_tags)}
+    # The attempt's own tag is what its firewall rule goes by.
+    own = [name] if with_ssh(spec.ports, spec.ssh_public_key) else []
+    if tags := [*options.network_tags, *own]:
+        resource["tags"] = {"items": tags}
     if accelerator:
         resource["guest_accelerators"] = [
             {"accelerator_type": f"zones/{zone}/acceleratorTypes/{accelerator}", "accelerator_count": count}
@@ -115,6 +123,7 @@ def user_data(spec: InstanceSpec, options: GcpOptions) -> str:
                 agent=spec.agent.script,
                 private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
+                ports=with_ssh(spec.ports, spec.ssh_public_key),
                 lifetime_seconds=lifetime_seconds(spec, options),
             )
         )

@@ -1,7 +1,7 @@
 """The adapter to Compute Engine: a virtual machine for an attempt, found again by its name and its labels.
 
 The name and the request id of a create are of the attempt, so Google itself makes no second machine of a repeated one.
-No network, no firewall rule, no key and no service account is made or given.
+No network, no key and no service account is made or given; a firewall rule for a job that publishes something only.
 
 A create is answered by an operation, in which a lack of capacity shows seconds later: a create waits for that a little,
 and `provision` goes on. The machine pulls the image itself: `provision` ends when it runs, and what goes wrong later is
@@ -40,7 +40,9 @@ from providers.base import (
     TerminateState,
 )
 from providers.gcp.calls import GcpCalls
+from providers.gcp.disks import Disks
 from providers.gcp.errors import AlreadyThere, error_of_operation, is_done, of_a_create
+from providers.gcp.firewall import FirewallRules, published_ports
 from providers.gcp.launch import MachineImage, instance_resource, request_id
 from providers.gcp.market import SERVICE, Market
 from providers.gcp.offers import Machine, offers_of
@@ -49,18 +51,20 @@ from providers.gcp.views import (
     ATTEMPT_LABEL,
     DISK,
     ENDED,
+    FIREWALL,
     OWNER_LABEL,
     InstanceEnd,
     absent_view,
-    disk_view,
     end_of,
     instance_handle,
     instance_view,
+    label_filter,
+    ports_data,
     time_of,
 )
 
 _PROGRESS_SECONDS = 10
-_INSTANCE, _OPERATION, _DISK = "compute#instance", "compute#operation", "compute#disk"
+_INSTANCE, _OPERATION = "compute#instance", "compute#operation"
 
 
 class GcpProvider:
@@ -68,20 +72,23 @@ class GcpProvider:
 
     name = "gcp"
     slots: int | None = None
-    # Ports and SSH need a firewall rule that lets somebody in; private images an exchange of the token.
-    capabilities = Capabilities(private_image=True, logs_api=True)
+    capabilities = Capabilities(http_ports=True, tcp_ports=True, ssh=True, private_image=True, logs_api=True)
 
     def __init__(self, context: ProviderContext, credentials: GcpCredentials) -> None:
         self._context = context
         self._options = GcpOptions.model_validate(context.options)
         self._calls = GcpCalls(credentials, self._options)
         self._market = Market(self._calls, self._options)
+        self._disks = Disks(self._calls, context.owner_id)
+        self._rules = FirewallRules(self._calls, self._options, context.owner_id)
         self._images: dict[str, tuple[float, MachineImage]] = {}
 
     async def verify(self) -> CredentialReport:
         try:
             await self._calls.call("Projects", "get", "verify", kind="compute#project")
             await self._calls.billing(f"/v1/services/{SERVICE}/skus", "verify", pageSize="1")
+            # What a sweep needs is asked for here: a role without it would let nothing be swept.
+            await self._rules.list_owned("verify")
         except AuthError as error:
             return CredentialReport(status="auth", message=error.message)
         except (PermissionDenied, BillingBlocked, ProviderNotFound) as error:
@@ -119,9 +126,17 @@ class GcpProvider:
             raise of_a_create(error) from None
         if not operation.name:
             raise Ambiguous(f"{what}: an operation without a name")
+        ports = published_ports(spec)
         handle = instance_handle(
-            name, zone, spec.attempt_id, operation.target_id, time_of(operation.insert_time), operation.name
+            name,
+            zone,
+            spec.attempt_id,
+            operation.target_id,
+            time_of(operation.insert_time),
+            operation=operation.name,
+            is_reached=bool(ports),
         )
+        handle = handle.model_copy(update={"data": handle.data | ports_data(ports)})
         try:
             await self._follow(handle, operation, what, secrets)
         except AlreadyThere:
@@ -130,6 +145,9 @@ class GcpProvider:
 
     async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
         what = f"provision {spec.attempt_id}"
+        # A handle that was found lacks the names of the ports.
+        handle = handle.model_copy(update={"data": handle.data | ports_data(published_ports(spec))})
+        await self._rules.open(spec, what)
         deadline = time.monotonic() + self._options.boot_seconds
         shown, shown_at = "", 0.0
         while True:
@@ -162,17 +180,19 @@ class GcpProvider:
     async def get(self, handle: Handle) -> InstanceView | None:
         what = f"get {handle.provider_id}"
         if handle.resource_type == DISK:
-            disk = await self._disk(handle.provider_id, _zone(handle), what)
-            return None if disk is None else disk_view(disk)
+            return await self._disks.view(handle.provider_id, _zone(handle), what)
+        if handle.resource_type == FIREWALL:
+            return await self._rules.view(handle.provider_id, what)
         instance = await self._instance(handle, what)
         if instance is None:
             ended = await self._end(handle, what)
             return None if ended is None else absent_view(handle, ended)
-        return instance_view(instance, await self._end(handle, what) if instance.status in ENDED else None)
+        ended = await self._end(handle, what) if instance.status in ENDED else None
+        return instance_view(instance, ended, handle.data)
 
     async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
         """The serial port from the cursor on, a count of bytes: its last megabyte, seconds late."""
-        if handle.resource_type == DISK:
+        if handle.resource_type in (DISK, FIREWALL):
             return LogPage("", cursor)
         start = int(cursor) if cursor and cursor.isdecimal() else 0
         try:
@@ -191,9 +211,12 @@ class GcpProvider:
         return LogPage(output.contents, str(output.next_))
 
     async def terminate(self, handle: Handle) -> TerminateState:
-        zone, what = _zone(handle), f"delete {handle.provider_id}"
+        what = f"delete {handle.provider_id}"
+        if handle.resource_type == FIREWALL:
+            return await self._rules.close(handle.provider_id, what)
+        zone = _zone(handle)
         if handle.resource_type == DISK:
-            return await self._terminate_disk(handle.provider_id, zone, what)
+            return await self._disks.delete(handle.provider_id, zone, what)
         with contextlib.suppress(ProviderNotFound):
             await self._calls.call(
                 "Instances", "delete_unary", what, kind=_OPERATION, zone=zone, instance=handle.provider_id
@@ -201,15 +224,19 @@ class GcpProvider:
         # Whatever the delete answered, only what reads say counts.
         if await self._instance(handle, what) is not None:
             return TerminateState.REQUESTED
-        return await self._terminate_disk(str(handle.data.get("disk") or handle.provider_id), zone, what)
+        left = [await self._disks.delete(str(handle.data.get("disk") or handle.provider_id), zone, what)]
+        if rule := handle.data.get("firewall"):
+            left.append(await self._rules.close(str(rule), what))
+        return TerminateState.REQUESTED if TerminateState.REQUESTED in left else TerminateState.GONE
 
     async def list_owned(self) -> list[InstanceView]:
-        instances, disks = await asyncio.gather(self._labelled("list"), self._disks("list"))
+        instances, disks, rules = await asyncio.gather(
+            self._labelled("list"), self._disks.list_alone("list"), self._rules.list_owned("list")
+        )
         views = [instance_view(instance) for instance in instances]
-        # A disk goes with its instance; only one that is left alone is listed.
-        present = {view.handle.data["disk"] for view in views}
-        alone = [disk_view(disk) for disk in disks if not disk.users]
-        return views + [view for view in alone if view.handle.provider_id not in present]
+        # Both go with their instance, whose name they have; only one that is left alone is listed.
+        present = {view.handle.provider_id for view in views}
+        return views + [view for view in (*disks, *rules) if view.handle.provider_id not in present]
 
     async def close(self) -> None:
         self._calls.close()
@@ -284,7 +311,7 @@ class GcpProvider:
         try:
             instance = await self._calls.call("Instances", "get", what, kind=_INSTANCE, zone=zone, instance=name)
         except ProviderNotFound:
-            return instance_handle(name, zone, spec.attempt_id, None, None)
+            return instance_handle(name, zone, spec.attempt_id, None, None, is_reached=bool(published_ports(spec)))
         if instance.labels.get(OWNER_LABEL) != spec.owner_id or instance.labels.get(ATTEMPT_LABEL) != spec.attempt_id:
             raise ProviderRejected(f"{what}: an instance {name} in {zone} is there, and is not ours")
         return instance_view(instance).handle
@@ -296,7 +323,7 @@ class GcpProvider:
         labels = {OWNER_LABEL: self._context.owner_id}
         if attempt_id is not None:
             labels[ATTEMPT_LABEL] = attempt_id
-        instances = await self._instances(_filter(labels), what)
+        instances = await self._instances(label_filter(labels), what)
         return [instance for instance in instances if labels.items() <= dict(instance.labels).items()]
 
     async def _instances(self, filter: str, what: str) -> list[Any]:
@@ -329,34 +356,6 @@ class GcpProvider:
         )
         return end_of((operation for page in pages for operation in page.items), handle.provider_id, number)
 
-    # Disks --------------------------------------------------------------------------------------------------------
-
-    async def _disks(self, what: str) -> list[Any]:
-        labels = {OWNER_LABEL: self._context.owner_id}
-        pages = await self._calls.pages(
-            "Disks", "aggregated_list", what, kind="compute#diskAggregatedList", filter=_filter(labels)
-        )
-        disks = [disk for page in pages for scope in page.items.values() for disk in scope.disks]
-        for disk in disks:
-            disk_view(disk)
-        return [disk for disk in disks if labels.items() <= dict(disk.labels).items()]
-
-    async def _disk(self, name: str, zone: str, what: str) -> Any | None:
-        try:
-            return await self._calls.call("Disks", "get", what, kind=_DISK, zone=zone, disk=name)
-        except ProviderNotFound:
-            return None
-
-    async def _terminate_disk(self, name: str, zone: str, what: str) -> TerminateState:
-        """The boot disk: it goes with its instance, and if it does not, it is deleted."""
-        disk = await self._disk(name, zone, what)
-        if disk is None:
-            return TerminateState.GONE
-        if not disk.users:
-            with contextlib.suppress(ProviderNotFound):
-                await self._calls.call("Disks", "delete_unary", what, kind=_OPERATION, zone=zone, disk=name)
-        return TerminateState.REQUESTED
-
 
 def _wanted(machine: Machine, query: OfferQuery) -> bool:
     return query.accelerator in (None, machine.accelerator) and query.gpu_count in (None, machine.shape.gpu_count)
@@ -372,7 +371,3 @@ def _zone(handle: Handle) -> str:
     if not zone:
         raise ProviderNotFound(f"{handle.provider_id} names no zone")
     return str(zone)
-
-
-def _filter(labels: dict[str, str]) -> str:
-    return " AND ".join(f'(labels.{key} = "{value}")' for key, value in labels.items())

@@ -1,14 +1,17 @@
 """What Google says of an instance, a disk or an operation, in the terms of the provider contract."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
+from agent.host import machine_ports
 from domain.errors import Ambiguous
 from domain.ids import AttemptId
-from providers.base import Handle, InstanceView, ProviderState
+from domain.spec import Port
+from providers.base import Handle, InstanceView, ProviderState, PublishedPort
 
-INSTANCE, DISK = "instance", "disk"
+INSTANCE, DISK, FIREWALL = "instance", "disk", "firewall"
 OWNER_LABEL, ATTEMPT_LABEL = "headrace-owner", "headrace-attempt"
 
 _STATES: Mapping[str, ProviderState] = {
@@ -36,8 +39,12 @@ _ENDS: Mapping[str, ProviderState] = {
 _MESSAGE_CHARACTERS = 2_000
 
 
-def instance_view(instance: Any, ended: "InstanceEnd | None" = None) -> InstanceView:
+def instance_view(
+    instance: Any, ended: "InstanceEnd | None" = None, known: Mapping[str, Any] = MappingProxyType({})
+) -> InstanceView:
     """What a `compute_v1.Instance` is; `ended`, what ended it. Nothing of its metadata, where the token is.
+
+    `known` is the data of an earlier handle of it: the ports, whose names Google does not know, stay.
 
     Raises:
         Ambiguous: the description lacks what every instance has.
@@ -51,21 +58,36 @@ def instance_view(instance: Any, ended: "InstanceEnd | None" = None) -> Instance
     if ended is not None and instance.status in ENDED:
         state, message = ended
     attempt = instance.labels.get(ATTEMPT_LABEL)
-    created_at = time_of(instance.creation_timestamp)
+    created_at, address = time_of(instance.creation_timestamp), _address(instance)
+    handle = instance_handle(
+        instance.name, zone, attempt, instance.id, created_at, is_reached=instance.name in instance.tags.items
+    )
+    ports = {"ports": known["ports"]} if "ports" in known else {}
     return InstanceView(
         attempt_id=AttemptId(attempt) if attempt else None,
-        handle=instance_handle(instance.name, zone, attempt, instance.id, created_at),
+        handle=handle.model_copy(update={"host": address, "data": handle.data | ports}),
         state=state,
         message=message[:_MESSAGE_CHARACTERS],
         created_at=created_at,
+        endpoints=_endpoints(address, known) if state is ProviderState.RUNNING else (),
     )
 
 
 def instance_handle(
-    name: str, zone: str, attempt: str | None, number: int | None, created_at: datetime | None, operation: str = ""
+    name: str,
+    zone: str,
+    attempt: str | None,
+    number: int | None,
+    created_at: datetime | None,
+    *,
+    operation: str = "",
+    is_reached: bool = False,
 ) -> Handle:
-    """The handle of an instance; its boot disk has its name. `operation` is that of the create."""
+    """The handle of an instance; its boot disk has its name, and so has its firewall rule where users reach it.
+    `operation` is that of the create."""
     data: dict[str, Any] = {"attempt": attempt, "zone": zone, "id": str(number or ""), "disk": name}
+    if is_reached:
+        data["firewall"] = name
     return Handle(
         provider_id=name,
         resource_type=INSTANCE,
@@ -73,6 +95,11 @@ def instance_handle(
         created_at=created_at,
         data=data | ({"operation": operation} if operation else {}),
     )
+
+
+def ports_data(ports: Sequence[Port]) -> dict[str, Any]:
+    """What a handle keeps of the ports that its instance publishes."""
+    return {"ports": [port.model_dump(mode="json") for port in ports]} if ports else {}
 
 
 def absent_view(handle: Handle, ended: "InstanceEnd") -> InstanceView:
@@ -121,6 +148,28 @@ def end_of(operations: Iterable[Any], name: str, number: str) -> InstanceEnd | N
         words = operation.status_message or operation.description or operation.operation_type
         return _ENDS[operation.operation_type], str(words)[:_MESSAGE_CHARACTERS]
     return None
+
+
+def label_filter(labels: Mapping[str, str]) -> str:
+    """The filter that finds what carries all the labels."""
+    return " AND ".join(f'(labels.{key} = "{value}")' for key, value in labels.items())
+
+
+def _address(instance: Any) -> str | None:
+    """Without a public address, whoever reaches the network reaches the private one."""
+    for interface in instance.network_interfaces:
+        public = next((access.nat_i_p for access in interface.access_configs if access.nat_i_p), None)
+        if address := public or interface.network_i_p:
+            return str(address)
+    return None
+
+
+def _endpoints(address: str | None, known: Mapping[str, Any]) -> tuple[PublishedPort, ...]:
+    if address is None:
+        return ()
+    ports = [Port.model_validate(port) for port in known.get("ports", ())]
+    numbers = machine_ports(ports)
+    return tuple(PublishedPort(port.name, port.protocol, address, numbers[port.container_port]) for port in ports)
 
 
 def last_part(url: str) -> str:

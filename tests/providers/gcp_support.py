@@ -1,6 +1,8 @@
 """Providers at the tests' Google, with a service account of its own key."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -8,12 +10,21 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import SecretStr
 
-from providers.base import ProviderContext
+from agent.script import agent_script
+from domain.ids import new_attempt_id
+from domain.offers import Offer
+from domain.spec import ComputeRequest
+from providers.base import AgentBootstrap, InstanceSpec, OfferQuery, ProviderContext
 from providers.gcp.provider import GcpProvider
 from providers.gcp.settings import GcpCredentials
-from tests.providers.conformance import OWNER
+from tests.providers.conformance import OWNER, TOKEN
+from tests.providers.gcp_fake import Call, GcpServer
 from tests.providers.gcp_fake.server import EMAIL
 from tests.providers.gcp_fake.stock import PROJECT
+
+MakeProvider = Callable[..., GcpProvider]
+URL = "https://headrace.example"
+AGENT = AgentBootstrap(agent_script(), SecretStr(TOKEN), url=URL)
 
 
 @cache
@@ -50,3 +61,28 @@ def gcp_provider(url: str, owner_id: str = OWNER, **options: Any) -> GcpProvider
     }
     credentials = GcpCredentials(service_account_key=SecretStr(service_account_key()))
     return GcpProvider(ProviderContext("gcp-1", owner_id, "/nonexistent", options), credentials)
+
+
+def spec_for(accelerator: str = "cpu-general", gpu_count: int = 0, **changes: Any) -> InstanceSpec:
+    compute = ComputeRequest(accelerator=accelerator, gpu_count=gpu_count, ephemeral_disk_gb=100)
+    spec = InstanceSpec(new_attempt_id(), OWNER, "job_1aB", "org_1aB", "registry.example/a/b:1", compute, AGENT)
+    return replace(spec, **changes)
+
+
+async def offer_for(
+    provider: GcpProvider, accelerator: str = "cpu-general", count: int = 0, spot: bool = False
+) -> Offer:
+    return next(o for o in await provider.offers(OfferQuery(accelerator, count)) if o.spot is spot)
+
+
+def launches(gcp: GcpServer) -> list[Call]:
+    return [call for call in gcp.calls if call.operation == "create"]
+
+
+def launched(gcp: GcpServer) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(launches(gcp)[-1].body)
+    return body
+
+
+def metadata(body: dict[str, Any]) -> dict[str, str]:
+    return {item["key"]: item["value"] for item in body["metadata"]["items"]}

@@ -121,6 +121,7 @@ class TestGcpProvider(ProviderConformance, ProviderFaultConformance):
         late = {machine.resource["name"] for machine in gcp.cloud.machines.values() if machine.hidden_reads}
         assert {charge.name for charge in gcp.cloud.running_charges()} <= late
         assert {name for _, name in gcp.cloud.disks} <= late
+        assert set(gcp.cloud.firewalls) <= late
 
     @pytest.fixture
     def make_provider(

@@ -1,7 +1,8 @@
-"""The state of the tests' Google: machines, disks, operations, and the bill. It checks what it is asked to make with
-the SDK's own message types, and with the limits that Compute Engine documents."""
+"""The state of the tests' Google: machines, disks, firewall rules, operations, and the bill. It checks what it is asked
+to make with the SDK's own message types, and with the limits that Compute Engine documents."""
 
 import itertools
+import json
 import math
 import re
 import time
@@ -17,6 +18,7 @@ from tests.providers.gcp_fake.stock import HOST, PROJECT
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[-_a-z0-9]{0,63}")
 _TERM = re.compile(r'\(?\s*([\w.-]+)\s*(=|eq)\s*(?:"([^"]*)"|(\w+))\s*\)?')
+GLOBAL = "global"
 _BOOT = {"PROVISIONING": "STAGING", "STAGING": "RUNNING"}
 
 
@@ -67,6 +69,7 @@ class GcpCloud:
     clock: Callable[[], float] = time.time
     machines: dict[tuple[str, str], Machine] = field(default_factory=dict)
     disks: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    firewalls: dict[str, dict[str, Any]] = field(default_factory=dict)
     operations: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     bill: list[Charge] = field(default_factory=list)
     quotas: dict[str, tuple[float, float]] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": (8.0, 0.0)})
@@ -76,6 +79,7 @@ class GcpCloud:
     """How many reads see an insert still running."""
     next_failure: tuple[str, str] | None = None
     """Code and words with which the operation of the next insert fails."""
+    next_firewall_failure: tuple[str, str] | None = None
     next_boot_failure: str | None = None
     next_hidden_reads: int = 0
     console: str = "one\ntwo\n"
@@ -178,6 +182,40 @@ class GcpCloud:
     def list_operations(self, zone: str, filter: str) -> list[dict[str, Any]]:
         return [o for (where, _), o in self.operations.items() if where == zone and matches(o, filter)]
 
+    # Firewall rules -----------------------------------------------------------------------------------------------
+
+    def insert_firewall(self, body: str, request_id: str) -> dict[str, Any]:
+        _check_request_id(request_id)
+        if request_id in self._requests:
+            return self.operations[self._requests[request_id]]
+        rule = _read_firewall(body)
+        name = rule["name"]
+        if name in self.firewalls:
+            raise Refused(
+                409, "alreadyExists", f"The resource 'projects/{PROJECT}/global/firewalls/{name}' already exists"
+            )
+        number = str(next(self._ids))
+        operation = self._operation(GLOBAL, "insert", name, number)
+        self._requests[request_id] = (GLOBAL, operation["name"])
+        failure, self.next_firewall_failure = self.next_firewall_failure, None
+        self._pending[operation["name"]] = (self.operation_reads, failure)
+        if failure is None:
+            self.firewalls[name] = {
+                **rule, "kind": "compute#firewall", "id": number, "creationTimestamp": self._now(),
+                "selfLink": f"{HOST}/projects/{PROJECT}/global/firewalls/{name}",
+            }  # fmt: skip
+        return operation
+
+    def read_firewall(self, name: str) -> dict[str, Any]:
+        if name not in self.firewalls:
+            raise Refused(404, "notFound", f"The resource 'projects/{PROJECT}/global/firewalls/{name}' was not found")
+        return self.firewalls[name]
+
+    def delete_firewall(self, name: str) -> dict[str, Any]:
+        rule = self.read_firewall(name)
+        del self.firewalls[name]
+        return self._operation(GLOBAL, "delete", name, rule["id"])
+
     # Within -------------------------------------------------------------------------------------------------------
 
     def _is_seen(self, machine: Machine) -> bool:
@@ -204,9 +242,11 @@ class GcpCloud:
             "labels": boot.get("labels", {}), "users": [f"{link}/instances/{name}"], "status": "READY",
             "sizeGb": boot["diskSizeGb"], "creationTimestamp": self._now(),
         }  # fmt: skip
+        interfaces = [_connected(one, len(self.bill)) for one in resource["networkInterfaces"]]
         machine = Machine(
             {
-                **resource, "kind": "compute#instance", "id": number, "zone": link, "status": "PROVISIONING",
+                **resource, "networkInterfaces": interfaces, "kind": "compute#instance", "id": number, "zone": link,
+                "status": "PROVISIONING",
                 "creationTimestamp": self._now(), "selfLink": f"{link}/instances/{name}",
             },
             zone,
@@ -233,11 +273,12 @@ class GcpCloud:
                 charge.ended_at = self.clock()
 
     def _operation(self, zone: str, kind: str, name: str, number: str) -> dict[str, Any]:
-        link = f"{HOST}/projects/{PROJECT}/zones/{zone}"
+        project = f"{HOST}/projects/{PROJECT}"
+        target = f"{project}/global/firewalls" if zone == GLOBAL else f"{project}/zones/{zone}/instances"
         operation = {
-            "kind": "compute#operation", "id": str(next(self._ids)), "name": f"operation-{uuid.uuid4()}", "zone": link,
-            "operationType": kind, "targetLink": f"{link}/instances/{name}", "targetId": number, "status": "RUNNING",
-            "progress": 0, "insertTime": self._now(),
+            "kind": "compute#operation", "id": str(next(self._ids)), "name": f"operation-{uuid.uuid4()}",
+            "operationType": kind, "targetLink": f"{target}/{name}", "targetId": number, "status": "RUNNING",
+            "progress": 0, "insertTime": self._now(), **({} if zone == GLOBAL else {"zone": f"{project}/zones/{zone}"}),
         }  # fmt: skip
         self.operations[zone, str(operation["name"])] = operation
         return operation
@@ -272,6 +313,28 @@ def matches(resource: dict[str, Any], filter: str) -> bool:
     return True
 
 
+def _connected(interface: dict[str, Any], number: int) -> dict[str, Any]:
+    """A network interface with the addresses that it is given."""
+    public = [{**access, "natIP": f"203.0.113.{number % 250}"} for access in interface.get("accessConfigs", [])]
+    return {**interface, "networkIP": f"10.128.0.{number % 250}", **({"accessConfigs": public} if public else {})}
+
+
+def _read_firewall(body: str) -> dict[str, Any]:
+    """The rule to make, once it passed what Compute Engine asks of one."""
+    from google.cloud import compute_v1
+
+    rule = compute_v1.Firewall.from_json(body, ignore_unknown_fields=False)
+    resource: dict[str, Any] = json.loads(body)
+    if not _NAME.fullmatch(rule.name) or not all(_NAME.fullmatch(tag) for tag in rule.target_tags):
+        raise Refused(400, "invalid", f"Invalid value for field 'resource.name': '{rule.name}'")
+    if rule.direction != "INGRESS" or not rule.source_ranges or not rule.allowed:
+        raise Refused(400, "invalid", "Invalid value for field 'resource.allowed': what is let in, and from where")
+    for allowed in rule.allowed:
+        if allowed.I_p_protocol != "tcp" or not all(0 < int(port) < 1 << 16 for port in allowed.ports):
+            raise Refused(400, "invalid", f"Invalid value for field 'resource.allowed[0].ports': {allowed.ports}")
+    return resource
+
+
 def _check_request_id(request_id: str) -> None:
     try:
         valid = uuid.UUID(request_id).int != 0
@@ -283,8 +346,6 @@ def _check_request_id(request_id: str) -> None:
 
 def _read_instance(body: str, zone: str) -> dict[str, Any]:
     """The instance to make, once it passed what Compute Engine asks of one."""
-    import json
-
     from google.cloud import compute_v1
 
     instance = compute_v1.Instance.from_json(body, ignore_unknown_fields=False)

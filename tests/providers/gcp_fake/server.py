@@ -1,33 +1,25 @@
-"""HTTP before the tests' Google: it reads tokens, tells calls apart by what they ask, and spoils the next call of an
+"""The tests' Google as its API: it reads tokens, tells calls apart by what they ask, and spoils the next call of an
 operation where a test asks for it."""
 
 import contextlib
 import json
 import re
-import socket
-import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.providers import cloud_http
+from tests.providers.cloud_http import Answer, due, serving
 from tests.providers.gcp_fake import stock
-from tests.providers.gcp_fake.cloud import GcpCloud, Refused
+from tests.providers.gcp_fake.cloud import GLOBAL, GcpCloud, Refused, matches
 from tests.providers.gcp_fake.stock import HOST, PROJECT
 
+JSON = {"Content-Type": "application/json; charset=UTF-8"}
 PAGE_SIZE = 2
 CATALOG_PAGE_SIZE = 12
 EMAIL = f"headrace@{PROJECT}.iam.gserviceaccount.com"
-
-
-@dataclass
-class Answer:
-    status: int
-    body: bytes
-    headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "application/json; charset=UTF-8"})
 
 
 @dataclass
@@ -39,15 +31,7 @@ class Call:
     body: str
 
 
-@dataclass
-class Fault:
-    """What happens to the next call of `operation`: `before` answers in its stead, `spoil` changes its answer, `loss`
-    is a way to lose it."""
-
-    operation: str
-    before: Callable[[Call], Answer] | None = None
-    spoil: Callable[[Call, Answer], Answer] | None = None
-    loss: str | None = None
+Fault = cloud_http.Fault[Call]
 
 
 class GcpServer:
@@ -69,27 +53,31 @@ class GcpServer:
         self.faults.clear()
         self.skus, self.revoked = stock.skus(), False
 
-    def take(self, method: str, target: str, headers: dict[str, str], body: str) -> tuple[Answer, str | None]:
+    def take(self, method: str, target: str, headers: dict[str, str], body: bytes) -> tuple[Answer, str | None]:
         """The answer, and the way to lose it."""
         split = urlsplit(target)
         query = dict(parse_qsl(split.query, keep_blank_values=True))
-        call = Call(_operation(method, split.path, query), method, split.path, query, body)
+        call = Call(_operation(method, split.path, query), method, split.path, query, body.decode())
+        token = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
         with self._lock:
             self.calls.append(call)
-            if (refusal := self._unidentified(headers.get("authorization", ""))) is not None:
+            if (refusal := self._unidentified(token)) is not None:
                 return refusal, None
-            fault = next((f for f in self.faults if f.operation == call.operation), None)
-            if fault is not None:
-                self.faults.remove(fault)
-                if fault.before is not None:
-                    return fault.before(call), None
+            fault = due(self.faults, call.operation)
+            if fault is not None and fault.before is not None:
+                return fault.before(call), None
             try:
-                answer = Answer(200, json.dumps(self._answer(call)).encode())
+                answer = Answer(200, _checked(self._answer(call)), dict(JSON))
             except Refused as refused:
                 answer = google_error(refused.status, refused.reason, refused.message)
             if fault is not None and fault.spoil is not None:
                 answer = fault.spoil(call, answer)
             return answer, fault.loss if fault else None
+
+    def unwell(self, way: str) -> Answer:
+        if way == "internal":
+            return google_error(500, "internalError", "Internal error. Please try again.")
+        return google_error(503, "backendError", "Service unavailable")
 
     def _unidentified(self, authorization: str) -> Answer | None:
         """None for a token that the service account signed itself, for this API."""
@@ -125,10 +113,19 @@ class GcpServer:
             case ["GET", "aggregated", "instances"]:
                 return self._scoped(call, "instance", "instances", self.cloud.list_machines(filter), PAGE_SIZE)
             case ["GET", "aggregated", "disks"]:
-                from tests.providers.gcp_fake.cloud import matches
-
                 disks = [(zone, d) for (zone, _), d in self.cloud.disks.items() if matches(d, filter)]
                 return self._scoped(call, "disk", "disks", disks, PAGE_SIZE)
+            case ["GET", "global", "firewalls"]:
+                rules = [rule for rule in self.cloud.firewalls.values() if matches(rule, filter)]
+                return self._page(call, "compute#firewallList", rules, PAGE_SIZE)
+            case ["POST", "global", "firewalls"]:
+                return self.cloud.insert_firewall(call.body, call.query.get("requestId", ""))
+            case ["GET", "global", "firewalls", name]:
+                return self.cloud.read_firewall(name)
+            case ["DELETE", "global", "firewalls", name]:
+                return self.cloud.delete_firewall(name)
+            case ["GET", "global", "operations", name]:
+                return self.cloud.read_operation(GLOBAL, name)
             case ["GET", "aggregated", "machineTypes"]:
                 return self._catalog(call, "machineType", "machineTypes", stock.machine_types())
             case ["GET", "aggregated", "acceleratorTypes"]:
@@ -177,8 +174,6 @@ class GcpServer:
         return {**page, "items": scopes}
 
     def _catalog(self, call: Call, name: str, plural: str, by_zone: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        from tests.providers.gcp_fake.cloud import matches
-
         filter = call.query.get("filter", "")
         items = [(zone, item) for zone, found in by_zone.items() for item in found if matches(item, filter)]
         return self._scoped(call, name, plural, items, CATALOG_PAGE_SIZE)
@@ -205,6 +200,17 @@ def google_error(
     return Answer(
         http or status, json.dumps({"error": error}).encode(), {"Content-Type": "application/json", **(headers or {})}
     )
+
+
+def _checked(answer: dict[str, Any]) -> bytes:
+    """The answer as JSON, once the SDK's own message of its kind has a field for everything in it."""
+    from google.cloud import compute_v1
+
+    text = json.dumps(answer)
+    if "kind" in answer:  # prices are of another API, which has no messages
+        kind = answer["kind"].removeprefix("compute#")
+        getattr(compute_v1, f"{kind[0].upper()}{kind[1:]}").from_json(text, ignore_unknown_fields=False)
+    return text.encode()
 
 
 def _quotas(left: dict[str, tuple[float, float]]) -> list[dict[str, Any]]:
@@ -243,76 +249,9 @@ def _operation(method: str, path: str, query: dict[str, str]) -> str:
     return f"{method} {rest}"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    gcp: GcpServer
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()
-        answer, loss = self.gcp.take(
-            self.command, self.path, {name.lower(): value for name, value in self.headers.items()}, body
-        )
-        with contextlib.suppress(ConnectionError):
-            self._send(*self._lost(answer, loss))
-
-    do_POST = do_DELETE = do_GET
-
-    def _lost(self, answer: Answer, loss: str | None) -> tuple[Answer, str | None]:
-        match loss:
-            case "truncated":
-                return Answer(200, answer.body[: len(answer.body) // 2], answer.headers), None
-            case "html_502":
-                return Answer(502, b"<html><body>502 Bad Gateway</body></html>", {"Content-Type": "text/html"}), None
-            case "internal":
-                return google_error(500, "internalError", "Internal error. Please try again."), None
-            case "unavailable":
-                return google_error(503, "backendError", "Service unavailable"), None
-            case "timeout":
-                time.sleep(self.gcp.silent_seconds)
-        return answer, loss
-
-    def _send(self, answer: Answer, loss: str | None) -> None:
-        if loss == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-            self.connection.close()
-            return
-        self.send_response(answer.status)
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        self.wfile.write(answer.body[: len(answer.body) // 2] if loss == "cut" else answer.body)
-        if loss == "cut":
-            self.close_connection = True
-
-    def finish(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            super().finish()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is part of the tests."""
-
-
 @contextlib.contextmanager
 def serve(public_key: str) -> Iterator[tuple[GcpServer, str]]:
     """A server that trusts a key (PEM), and its URL."""
     gcp = GcpServer(public_key)
-    handler = type("Handler", (_Handler,), {"gcp": gcp})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield gcp, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(gcp) as url:
+        yield gcp, url
