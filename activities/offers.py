@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from sqlmodel import Session
 from temporalio import activity
 
 from activities.context import Context, heartbeating, log
@@ -11,7 +12,7 @@ from activities.failures import bounded
 from domain.errors import Ambiguous, AuthError, ProviderError
 from domain.offers import Offer
 from providers.base import OfferQuery, Provider
-from store import offers
+from store import offers, sweeps
 from store.connections import is_stored
 
 _POLL_SECONDS = 90.0
@@ -36,7 +37,7 @@ class OffersActivities:
                     # It goes with its row, or this process has not heard of it yet.
                     return f"{connection_id}: not loaded here"
                 # Its schedule has outlived its configuration.
-                await db.write(lambda session: offers.forget(session, connection_id))
+                await db.write(lambda session: _forget(session, connection_id))
                 return f"{connection_id}: not configured here any more"
             began = time.monotonic()
             try:
@@ -71,6 +72,11 @@ class OffersActivities:
         found = await provider.offers(OfferQuery())
         _check(connection_id, found)
         return found
+
+
+def _forget(session: Session, connection_id: str) -> None:
+    offers.forget(session, connection_id)
+    sweeps.forget(session, connection_id)
 
 
 def _check(connection_id: str, found: Sequence[Offer]) -> None:

@@ -15,7 +15,7 @@ from domain.errors import ProviderError
 from domain.ids import AttemptId
 from domain.states import Reason
 from providers.base import InstanceView, ProviderState
-from store import attempts, fence
+from store import attempts, fence, sweeps
 from store.connections import is_stored
 from store.tables import Instance, OrphanSighting
 
@@ -37,6 +37,8 @@ class ReconcileActivities:
                 views = [v for v in await provider.list_owned() if v.state is not ProviderState.GONE]
             except ProviderError as error:
                 log.warning("list_unreadable", connection=connection_id, kind=error.kind, message=error.message)
+                now = self._context.clock()
+                await self._context.db.write(lambda s: sweeps.failed(s, connection_id, provider.name, now))
                 return f"{connection_id}: the list could not be read ({error.kind}): {error.message}"
             changed = await self._context.db.write(lambda session: self._take_prices(session, views))
             orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
@@ -57,6 +59,8 @@ class ReconcileActivities:
             for attempt_id in missing:
                 # Whoever follows the attempt will ask the provider itself; the operator is told here.
                 log.warning("instance_missing", provider=provider.name, attempt_id=attempt_id)
+            now = context.clock()
+            await context.db.write(lambda s: sweeps.done(s, connection_id, provider.name, deleted, len(missing), now))
             return (
                 f"{connection_id}: {len(views)} instances, {deleted} orphans deleted,"
                 f" {changed} price changes, {len(missing)} missing{unsure}"

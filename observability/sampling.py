@@ -4,7 +4,7 @@ collects. Several API replicas show the same values: take the maximum over them,
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -20,7 +20,7 @@ from domain.states import JobState
 from observability.event_tail import EventTail
 from store.attempts import meters_of
 from store.db import Database
-from store.tables import InboxRow, Instance, Job
+from store.tables import ConnectionSweep, InboxRow, Instance, Job, OrphanSighting
 
 CACHE_SECONDS = 5.0
 logger = get_logger(__name__)
@@ -39,6 +39,12 @@ class Sample:
     accrued_usd: dict[str, Decimal] = field(default_factory=dict)
     """Of the instances that may still be billed, by provider."""
     usd_per_hour: dict[str, Decimal] = field(default_factory=dict)
+    orphans: dict[str, int] = field(default_factory=dict)
+    """Machines that no row explains, by provider; so are the next three."""
+    orphan_deletions: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    unread_seconds: dict[str, float] = field(default_factory=dict)
+    """Since the list of machines was last read, of the connection for which that is longest."""
 
 
 def take_sample(session: Session, now: datetime) -> Sample:
@@ -53,7 +59,7 @@ def take_sample(session: Session, now: datetime) -> Sample:
     open_instances = session.exec(select(Instance).where(*is_open)).all()
     deletions = [i.delete_requested_at for i in open_instances if i.delete_requested_at is not None]
     live, spent, rates = _spend(session, [i for i in open_instances if i.allocated_at is not None], now)
-    return Sample(
+    sample = Sample(
         jobs=jobs,
         inbox_rows=inbox_rows,
         inbox_age_seconds=_age(oldest_input, now),
@@ -63,6 +69,8 @@ def take_sample(session: Session, now: datetime) -> Sample:
         accrued_usd=spent,
         usd_per_hour=rates,
     )
+    _add_sweeps(session, sample, now)
+    return sample
 
 
 class DatabaseMetrics:
@@ -165,6 +173,30 @@ class DatabaseMetrics:
                 "USD an hour that live instances cost.",
                 lambda s: _labelled("provider", s.usd_per_hour),
             ),
+            (
+                "headrace.orphans",
+                "",
+                "Machines with our owner id that no row explains.",
+                lambda s: _labelled("provider", s.orphans),
+            ),
+            (
+                "headrace.orphans.deletions",
+                "",
+                "Deletions of orphans that were asked for, since the connection was made.",
+                lambda s: _labelled("provider", s.orphan_deletions),
+            ),
+            (
+                "headrace.instances.missing",
+                "",
+                "Instances that should be in the last list of their provider and are not.",
+                lambda s: _labelled("provider", s.missing),
+            ),
+            (
+                "headrace.reconcile.age",
+                "s",
+                "Since a provider's list of machines was last read, of its connection for which that is longest.",
+                lambda s: _labelled("provider", s.unread_seconds),
+            ),
         ]
 
 
@@ -185,9 +217,21 @@ def _spend(
     return count, spent, rates
 
 
+def _add_sweeps(session: Session, sample: Sample, now: datetime) -> None:
+    """One row for each connection, and one for each orphan."""
+    seen = select(OrphanSighting.connection_id, func.count()).group_by(OrphanSighting.connection_id)
+    orphans = dict(session.exec(seen).all())
+    for sweep in session.exec(select(ConnectionSweep)).all():
+        name, unread = sweep.provider, _age(sweep.read_at or sweep.began_at, now)
+        sample.orphans[name] = sample.orphans.get(name, 0) + orphans.get(sweep.connection_id, 0)
+        sample.orphan_deletions[name] = sample.orphan_deletions.get(name, 0) + sweep.orphans_deleted
+        sample.missing[name] = sample.missing.get(name, 0) + sweep.missing
+        sample.unread_seconds[name] = max(sample.unread_seconds.get(name, 0.0), unread)
+
+
 def _age(since: datetime | None, now: datetime) -> float:
     return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
 
-def _labelled(label: str, values: dict[str, int] | dict[str, Decimal]) -> list[Observation]:
+def _labelled(label: str, values: Mapping[str, int | float | Decimal]) -> list[Observation]:
     return [Observation(float(value), {label: key}) for key, value in values.items()]

@@ -21,7 +21,7 @@ from domain.backends import Backend, Values
 from domain.errors import Conflict, NotFound
 from domain.ids import new_id
 from domain.roles import Role
-from store import host_keys, inbox, offers
+from store import host_keys, inbox, offers, sweeps
 from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
 from store.lifecycle import request_termination
@@ -392,6 +392,7 @@ def finish_removals(session: Session) -> list[str]:
 
 def _forget(session: Session, connection: Connection) -> None:
     offers.forget(session, connection.id)
+    sweeps.forget(session, connection.id)
     host_keys.forget_all(session, [connection.id])
     session.exec(delete(OrphanSighting).where(col(OrphanSighting.connection_id) == connection.id))
     session.delete(connection)

@@ -9,7 +9,7 @@ from store.tables.budgets import Budget, BudgetAlert, BudgetReservation
 from store.tables.catalog import ConnectionHealth, OfferRow
 from store.tables.connections import Connection, HostKey
 from store.tables.inputs import InboxRow, SlotWaiter
-from store.tables.installation import Installation, Liveness, OrphanSighting
+from store.tables.installation import ConnectionSweep, Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
 from store.tables.ledger import BilledDay, BilledResource, LedgerEntry
 from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
@@ -27,6 +27,7 @@ __all__ = [
     "BudgetReservation",
     "Connection",
     "ConnectionHealth",
+    "ConnectionSweep",
     "HostKey",
     "IdempotencyKey",
     "InboxRow",

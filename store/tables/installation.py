@@ -41,3 +41,18 @@ class OrphanSighting(SQLModel, table=True):
     provider_id: str = Field(primary_key=True)
     connection_id: str = Field(primary_key=True)
     first_seen_at: datetime = fields.time(nullable=False)
+
+
+class ConnectionSweep(SQLModel, table=True):
+    """How the reconciliations of a connection went; one row each."""
+
+    connection_id: str = Field(primary_key=True)
+    provider: str
+    began_at: datetime = fields.time(nullable=False)
+    """The first one: until a list was read, how long none could be."""
+    read_at: datetime | None = fields.time()
+    """The last time that the provider's list could be read."""
+    orphans_deleted: int = 0
+    """So far: machines that no row explained, and whose deletion was asked for."""
+    missing: int = 0
+    """In the last list: machines that should be in it and are not."""

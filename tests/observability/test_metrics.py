@@ -21,9 +21,9 @@ from observability import sampling
 from observability.http import http_telemetry, instrument_api
 from observability.process import create
 from settings import Settings
-from store import attempts, inbox
+from store import attempts, inbox, sweeps
 from store.db import Database
-from store.tables import Instance
+from store.tables import Instance, OrphanSighting
 from store.transitions import record, transition
 from store.vault import Vault
 from tests.support.clock import SettableClock
@@ -182,6 +182,33 @@ class TestWhatWaits:
         assert await scraper.value("headrace_deletions_unconfirmed") == 0
 
 
+class TestSweeps:
+    async def test_machines_that_nobody_knows_are_counted_by_provider(
+        self, scraper: Scraper, database: Database, clock: SettableClock
+    ) -> None:
+        for connection, deleted, missing in (("conn_a", 2, 0), ("conn_b", 1, 3)):
+            database.run_write(lambda s, c=connection, d=deleted, m=missing: sweeps.done(s, c, "aws", d, m, clock()))
+        database.run_write(
+            lambda s: s.add(OrphanSighting(provider_id="i-1", connection_id="conn_b", first_seen_at=clock()))
+        )
+        assert await scraper.value("headrace_orphans", provider="aws") == 1
+        assert await scraper.value("headrace_orphans_deletions", provider="aws") == 3
+        assert await scraper.value("headrace_instances_missing", provider="aws") == 3
+
+    async def test_a_list_that_cannot_be_read_grows_old(
+        self, scraper: Scraper, database: Database, clock: SettableClock
+    ) -> None:
+        database.run_write(lambda s: sweeps.failed(s, "conn_a", "aws", clock()))
+        clock.advance(60)
+        assert await scraper.value("headrace_reconcile_age_seconds", provider="aws") == 60
+        database.run_write(lambda s: sweeps.done(s, "conn_a", "aws", 0, 0, clock()))
+        clock.advance(30)
+        database.run_write(lambda s: sweeps.failed(s, "conn_a", "aws", clock()))
+        assert await scraper.value("headrace_reconcile_age_seconds", provider="aws") == 30
+        database.run_write(lambda s: sweeps.forget(s, "conn_a"))
+        assert ("headrace_reconcile_age_seconds", (("provider", "aws"),)) not in await scraper.scrape()
+
+
 class TestRequests:
     async def test_latency_is_kept_by_route_not_by_path_or_host(self, scraper: Scraper) -> None:
         for number in range(3):
@@ -236,6 +263,7 @@ class TestDocumentation:
         database.run_write(lambda s: attempts.gone(s, s.get_one(Instance, gone.id), clock()))
         refused = factory.instance(job, number=3)
         database.run_write(lambda s: attempts.refused(s, s.get_one(Instance, refused.id), "rejected", "no", clock()))
+        database.run_write(lambda s: sweeps.done(s, "local", "local", 0, 0, clock()))
         await scraper.scrape()
         series = await scraper.scrape()
         shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in series if name.startswith("headrace_")}

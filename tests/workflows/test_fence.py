@@ -20,7 +20,7 @@ from domain.states import JobState
 from store import fence
 from store.db import Database
 from store.logs.blobs import BlobError, FileBlobStore
-from store.tables import Installation
+from store.tables import ConnectionSweep, Installation
 from store.temporal import connect
 from tests.support.control_plane import ControlPlane
 from tests.support.temporal import running_dev_server
@@ -57,6 +57,8 @@ async def test_a_restored_backup_deletes_no_machine_before_it_is_confirmed(plane
     assert confirmed.status_code == 200
     report = await ActivityEnvironment().run(reconcile, "fake")
     assert "1 orphans deleted" in report
+    swept = await plane.services.db.read(lambda session: session.get_one(ConnectionSweep, "fake"))
+    assert (swept.orphans_deleted, swept.missing) == (1, 0)
     assert await plane.cloud.alive() == []
     assert not (await plane.client.get("/api/v1/admin/orphans")).json()["fenced"]
     await plane.terminate(job_id)

@@ -158,6 +158,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("connection_id"),
     )
     op.create_table(
+        "connectionsweep",
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("provider", sa.String(), nullable=False),
+        sa.Column("began_at", sa.BigInteger(), nullable=False),
+        sa.Column("read_at", sa.BigInteger(), nullable=True),
+        sa.Column("orphans_deleted", sa.Integer(), nullable=False),
+        sa.Column("missing", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("connection_id"),
+    )
+    op.create_table(
         "hostkey",
         sa.Column("connection_id", sa.String(), nullable=False),
         sa.Column("address", sa.String(), nullable=False),
