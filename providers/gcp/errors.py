@@ -21,9 +21,7 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from domain.masking import mask
-
-MESSAGE_CHARACTERS = 500
+from providers.refusals import kind_of, refusal
 
 BY_REASON: Mapping[str, type[ProviderError]] = {
     "ZONE_RESOURCE_POOL_EXHAUSTED": NoCapacity,
@@ -66,14 +64,6 @@ BY_REASON: Mapping[str, type[ProviderError]] = {
 }
 EXISTS = frozenset({"alreadyExists", "ALREADY_EXISTS", "RESOURCE_ALREADY_EXISTS"})
 
-_BY_STATUS: Mapping[int, type[ProviderError]] = {
-    401: AuthError,
-    403: PermissionDenied,
-    404: ProviderNotFound,
-    408: Ambiguous,
-    429: RateLimited,
-}
-_CONNECTION_WIDE = (AuthError, PermissionDenied, BillingBlocked, RateLimited)
 _TYPE_OF_MACHINE = re.compile(r"/(machineTypes|acceleratorTypes|diskTypes)/")
 _EVERYWHERE = re.compile(r"GPUS[-_]ALL[-_]REGIONS")
 
@@ -105,20 +95,22 @@ def complaint_of(status: int, answer: Any, headers: Mapping[str, str]) -> Compla
 
 def error_of(complaint: Complaint, what: str, secrets: Iterable[str]) -> ProviderError | AlreadyThere:
     """The error that a complaint stands for. Its message holds none of `secrets`."""
-    words = mask(complaint.message, secrets)[:MESSAGE_CHARACTERS]
-    code = (complaint.reasons or ("no reason",))[0][:64]
-    message = f"{what}: HTTP {complaint.status}, {code}: {words}"
-    if EXISTS.intersection(complaint.reasons):
-        return AlreadyThere(message)
-    kind = next((BY_REASON[reason] for reason in complaint.reasons if reason in BY_REASON), None)
-    if kind is None or complaint.status in (401, 429):
-        kind = _BY_STATUS.get(complaint.status) or kind
-    if kind is None:
-        kind = ProviderRejected if 400 <= complaint.status < 500 else Ambiguous
-    if kind is QuotaExceeded and _EVERYWHERE.search(complaint.message):
-        return kind(message, scope="connection")
-    scope = "connection" if issubclass(kind, _CONNECTION_WIDE) else "offer"
-    return kind(message, scope=scope, retry_after_seconds=_seconds(complaint.retry_after))
+    code = (complaint.reasons or ("no reason",))[0]
+    # What these statuses mean, no reason changes.
+    reasons = () if complaint.status in (401, 429) else complaint.reasons
+    kind = kind_of(complaint.status, BY_REASON, reasons)
+    everywhere = kind is QuotaExceeded and _EVERYWHERE.search(complaint.message)
+    error = refusal(
+        kind,
+        what,
+        f"HTTP {complaint.status}",
+        complaint.message,
+        secrets,
+        code=code,
+        retry_after=complaint.retry_after,
+        scope="connection" if everywhere else None,
+    )
+    return AlreadyThere(error.message) if EXISTS.intersection(complaint.reasons) else error
 
 
 def of_a_create(error: ProviderError) -> ProviderError:
@@ -148,10 +140,3 @@ def error_of_operation(operation: Any, what: str, secrets: Iterable[str]) -> Pro
     if isinstance(error, AlreadyThere):
         return error
     return NoCapacity(error.message) if isinstance(error, Ambiguous) else of_a_create(error)
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return None if text is None else max(0.0, float(text))
-    except ValueError:
-        return None

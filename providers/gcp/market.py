@@ -8,7 +8,7 @@ from typing import Any
 
 from domain.errors import Ambiguous
 from providers.gcp.calls import GcpCalls
-from providers.gcp.offers import ATTACHED, GPU_FAMILIES, Machine, Quotas, machines_of
+from providers.gcp.offers import ATTACHED, GPU_FAMILIES, Machine, Quota, Quotas, machines_of
 from providers.gcp.prices import Prices, prices_of
 from providers.gcp.settings import GcpOptions
 from providers.gcp.views import region_of
@@ -44,18 +44,18 @@ class Market:
             return self._kept[1]
 
     async def quotas(self) -> Quotas:
-        """What is left of the quotas now. A region that is down has none."""
+        """The quotas now. A region that is down has none."""
         pages, project = await asyncio.gather(
             self._calls.pages("Regions", "list", _WHAT, kind="compute#regionList"),
             self._calls.call("Projects", "get", _WHAT, kind="compute#project"),
         )
-        regions: dict[str, Mapping[str, float]] = {}
+        regions: dict[str, Mapping[str, Quota]] = {}
         for region in (region for page in pages for region in page.items):
             if not (region.name and region.status):
                 raise Ambiguous(f"{_WHAT}: an unreadable region {region.name!r}")
             if region.status == "UP":
-                regions[region.name] = _left(region.quotas)
-        return Quotas(regions, _left(project.quotas))
+                regions[region.name] = _by_metric(region.quotas)
+        return Quotas(regions, _by_metric(project.quotas))
 
     async def _read(self) -> Catalog:
         families = (*GPU_FAMILIES, *self._options.cpu_families)
@@ -108,5 +108,5 @@ class Market:
             raise Ambiguous(f"{_WHAT}: an unreadable price ({type(error).__name__}: {error})") from None
 
 
-def _left(quotas: Iterable[Any]) -> dict[str, float]:
-    return {quota.metric: quota.limit - quota.usage for quota in quotas}
+def _by_metric(quotas: Iterable[Any]) -> dict[str, Quota]:
+    return {quota.metric: Quota(quota.limit, quota.usage) for quota in quotas}

@@ -1,6 +1,6 @@
 """Offers: what the types, zones, quotas and prices that Google states amount to. No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -76,21 +76,47 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Quotas:
-    """What is left: by region and metric, and of the project. Metrics that are not stated do not limit."""
+class Quota:
+    """How much the account may have at once, and has."""
 
-    regions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    project: Mapping[str, float] = field(default_factory=dict)
+    limit: float
+    usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What the account may have, by metric: in each region that is up, and in the project. What is not stated does not
+    limit."""
+
+    regions: Mapping[str, Mapping[str, Quota]] = field(default_factory=dict)
+    project: Mapping[str, Quota] = field(default_factory=dict)
 
     def allow(self, machine: Machine, spot: bool) -> bool:
-        shape, left = machine.shape, self.regions.get(region_of(machine.zone))
-        if left is None:
+        """Whether there is room for the machine now."""
+        if region_of(machine.zone) not in self.regions:
             return False
+        return all(quota.limit - quota.usage >= wanted for _, quota, wanted in self._of(machine, spot))
+
+    def never_allow(self, machine: Machine, spot: bool) -> str | None:
+        """Which quota the machine does not fit even if nothing else is rented, for people; None if it fits."""
+        for metric, quota, wanted in self._of(machine, spot):
+            if quota.limit < wanted:
+                return f"the quota {metric} is {quota.limit:g}, and {wanted} are needed"
+        return None
+
+    def _of(self, machine: Machine, spot: bool) -> Iterator[tuple[str, Quota, int]]:
+        """The quotas that the machine counts in: by name, and how much of each it takes."""
+        shape, region = machine.shape, region_of(machine.zone)
+        family = shape.machine.partition("-")[0]
+        metric, wanted = QUOTA_METRICS.get(shape.accelerator, ""), shape.gpu_count
         if not shape.gpu_count:
-            return left.get(_CPU_METRICS.get(shape.machine.partition("-")[0], ""), shape.vcpus) >= shape.vcpus
-        metric = QUOTA_METRICS.get(shape.accelerator, "")
-        regional = left.get(f"PREEMPTIBLE_{metric}" if spot else metric, shape.gpu_count)
-        return min(regional, self.project.get(ALL_REGIONS_METRIC, shape.gpu_count)) >= shape.gpu_count
+            metric, wanted = _CPU_METRICS.get(family, ""), shape.vcpus
+        elif spot:
+            metric = f"PREEMPTIBLE_{metric}"
+        if regional := self.regions.get(region, {}).get(metric):
+            yield f"{metric} of {region}", regional, wanted
+        if shape.gpu_count and (everywhere := self.project.get(ALL_REGIONS_METRIC)):
+            yield f"{ALL_REGIONS_METRIC} of the project", everywhere, wanted
 
 
 def machines_of(types: Iterable[Any], accelerators: Iterable[Any], cpu_families: Iterable[str]) -> list[Machine]:
@@ -172,6 +198,7 @@ def offers_of(
                     teardown_seconds=TEARDOWN_SECONDS,
                     spot=spot,
                     available=quotas.allow(machine, spot),
+                    over_quota=quotas.never_allow(machine, spot),
                     observed_at=now,
                 )
             )

@@ -72,6 +72,29 @@ async def test_a_used_up_quota_makes_an_offer_unavailable(provider: GcpProvider,
     assert await available("nvidia-h100-80gb", 8) == {False: False, True: False}
 
 
+@pytest.mark.parametrize(
+    ("regional", "everywhere", "why"),
+    [
+        ({}, (0.0, 0.0), "the quota GPUS_ALL_REGIONS of the project is 0, and 1 are needed"),
+        ({"NVIDIA_L4_GPUS": (0.0, 0.0)}, (8.0, 0.0), "the quota NVIDIA_L4_GPUS of us-central1 is 0, and 1 are needed"),
+        # There will be room once another job has ended.
+        ({"NVIDIA_L4_GPUS": (1.0, 1.0)}, (8.0, 8.0), None),
+        ({"NVIDIA_L4_GPUS": (1.0, 0.0)}, (8.0, 0.0), None),
+    ],
+)
+async def test_an_offer_beyond_a_quota_says_which(
+    provider: GcpProvider,
+    gcp: GcpServer,
+    regional: dict[str, tuple[float, float]],
+    everywhere: tuple[float, float],
+    why: str | None,
+) -> None:
+    gcp.cloud.quotas, gcp.cloud.project_quotas = regional, {"GPUS_ALL_REGIONS": everywhere}
+    offer = await offer_for(provider, "nvidia-l4-24gb", 1)
+    assert offer.over_quota == why
+    assert not (why and offer.available)
+
+
 async def test_regions_that_are_not_asked_for_are_not_offered(make_gcp_provider: MakeProvider, gcp: GcpServer) -> None:
     for sku in gcp.skus:
         sku["serviceRegions"].append("europe-west4")
