@@ -13,6 +13,7 @@ from commands.job_file import merge, parse_assignments, read_job_file, script_fr
 from commands.options import AsJson, DataDir, OnBehalfOf
 from commands.render import hint, job_record, print_json, print_log_lines, put, say, show_job
 from commands.secret import with_ids
+from commands.ssh_key import check_access, key_of
 
 _DEFAULT_DISK_GB = 10
 
@@ -78,6 +79,15 @@ def submit(
     provider: Annotated[
         list[str] | None, typer.Option("--provider", help="Only this provider. Repeatable.", show_default=False)
     ] = None,
+    ssh_key: Annotated[
+        str | None,
+        typer.Option(
+            "--ssh-key",
+            metavar="FILE",
+            help="Who may enter by SSH: the file of a public key, or its line. Default: nobody.",
+            show_default=False,
+        ),
+    ] = None,
     idempotency_key: Annotated[
         str | None,
         typer.Option(
@@ -121,18 +131,22 @@ def submit(
             ("limits", "max_cost_usd"): max_cost,
             ("limits", "max_runtime_hours"): max_runtime,
             ("placement", "providers"): provider or None,
+            ("access", "ssh_public_key"): None if ssh_key is None else key_of(ssh_key),
             ("labels",): parse_assignments(label, "--label") if label else None,
             ("name",): name,
         },
     )
     if path is None:
         _fill_in(body)
+    with_ssh = check_access(body)
     if dry_run:
         print_json(body)
         return
     with ApiClient(find_credentials(data_dir), on_behalf_of=on_behalf_of) as client:
         body = with_ids(client, body)
         job = client.post("/jobs", body, {"Idempotency-Key": idempotency_key or new_idempotency_key()})
+        if with_ssh:
+            hint(f"once it runs, enter it: headrace job ssh {job['id']}")
         after_create(client, job, follow=follow, wait=wait, as_json=as_json)
 
 
