@@ -216,7 +216,10 @@ class VerifyInput:
 
 @dataclass(frozen=True)
 class BudgetInput:
+    """`longest_run_seconds`: a run that is older continues as new."""
+
     org_id: str
+    longest_run_seconds: float = 7 * 86_400
 
 
 @dataclass(frozen=True)

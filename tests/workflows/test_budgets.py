@@ -21,6 +21,7 @@ from store.budget_inbox import budget_workflow_id
 from store.tables import BudgetAlert, InboxRow
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.test_egress import receiving
+from workflows.contract import BUDGET, BudgetInput
 
 # The cloud's CPU costs 0.36 USD/h by the second, 0.0001 USD a second; a teardown takes a second, the drain half of one.
 SECOND = Decimal("0.0001")
@@ -251,3 +252,25 @@ async def test_a_long_history_is_continued_and_nothing_is_forgotten(plane: Contr
     await plane.client.put(f"/api/v1/compute/budgets/{known['id']}", json={"amount_usd": 0})
     assert (await plane.until_terminal(job_id))["reason"]["code"] == "budget_exhausted"
     await plane.until_gone(job_id)
+
+
+async def test_a_run_is_not_older_than_it_may_be(plane: ControlPlane) -> None:
+    """A week in earnest: what a history is sealed with need not be kept for longer."""
+    budget_id = await budget(plane, "100")
+    handle = await plane.temporal.start_workflow(
+        BUDGET,
+        BudgetInput(plane.org_id, longest_run_seconds=1),
+        id="budget-of-short-runs",
+        task_queue=plane.settings.task_queue,
+    )
+
+    async def third_run() -> bool:
+        runs = [run async for run in plane.temporal.list_workflows("WorkflowId = 'budget-of-short-runs'")]
+        return len(runs) >= 3
+
+    await until(third_run, what="it continues as new twice")
+    await plane.client.delete(f"/api/v1/compute/budgets/{budget_id}")
+    # The next run's first look finds none.
+    assert await handle.result() == "no budgets"
+    first = await plane.temporal.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id).fetch_history()
+    assert len(first.events) < 40
