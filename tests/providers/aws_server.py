@@ -13,6 +13,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
+from fractions import Fraction
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
@@ -24,6 +26,8 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
+from domain.clock import Clock, utc_now
+from providers.fake.billing import Price, charge
 from tests.providers import cloud_http
 from tests.providers.cloud_http import due, serving
 
@@ -52,6 +56,24 @@ class Call:
 Fault = cloud_http.Fault[Call]
 
 
+@dataclass
+class Charge:
+    """What a machine costs, as AWS has it: each begun second, a minute at least, at the price that held then."""
+
+    attempt: str
+    instance: Instance
+    zone: str
+    began_at: datetime
+    prices: list[Price]
+    spot: bool
+    ended_at: datetime | None = None
+
+    @property
+    def usd(self) -> Fraction:
+        assert self.ended_at is not None, f"{self.instance.id} is charged still"
+        return charge(self.began_at, self.ended_at, self.prices, unit_seconds=1, minimum_seconds=60)
+
+
 class AwsServer:
     """The server's state. Reads and faults may come from any thread."""
 
@@ -64,6 +86,8 @@ class AwsServer:
         """vCPUs by the code of the quota."""
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
+        self.clock: Clock = utc_now
+        self.bill: list[Charge] = []
         self.silent_seconds = 1.5
         self.consoles: dict[str, str] = {}
         """What the console of an instance shows, where that is not moto's own."""
@@ -120,19 +144,27 @@ class AwsServer:
         self.faults.clear()
         self.calls.clear()
         self.quotas = {}
+        self.clock, self.bill = utc_now, []
         self._hidden.clear()
         self._lingering.clear()
         self.page_size = PAGE_SIZE
         self.stock, self.prices, self.spot_prices = STOCK, dict(_ON_DEMAND), {}
 
+    def price_spot(self, machine_type: str, price: str) -> None:
+        """What spot machines of the type cost from now on, those that run too."""
+        self.spot_prices[machine_type] = price
+        for open_charge in self.bill:
+            if open_charge.spot and open_charge.ended_at is None and open_charge.instance.instance_type == machine_type:
+                open_charge.prices.append((self.clock(), Fraction(price)))
+
     def end(self, instance: Instance, code: str, message: str) -> None:
         """AWS ends the instance, and says why."""
-        instance.terminate()
+        self._terminate(instance)
         instance.state_reason = StateReason(message, code)
 
     def vanish(self, instance: Instance) -> None:
         """Not even a terminated instance shows any more."""
-        instance.terminate()
+        self._terminate(instance)
         for region in self._regions():
             reservations = self.backend(region).reservations
             for key in [k for k, r in reservations.items() if instance in r.instances]:
@@ -191,6 +223,8 @@ class AwsServer:
             case "DescribeInstances":
                 self._settle(call)
         answer = self._ask_moto(method, path, headers, call)
+        if call.action == "TerminateInstances":
+            self._close_charges()
         if call.action == "DescribeInstances":
             return self._seen(call, answer)
         return self._priced(answer) if call.action == "DescribeSpotPriceHistory" else answer
@@ -223,17 +257,37 @@ class AwsServer:
         answer = self._ask_moto(method, path, headers, call)
         if answer.status == 200:
             ids = re.findall(r"<instanceId>(i-[0-9a-f]+)</instanceId>", answer.body.decode())
+            now = self.clock()
+            answer.body = re.sub(rb"<launchTime>[^<]*", f"<launchTime>{now.isoformat()}".encode(), answer.body)
             self._tokens[token] = (asked, answer, ids)
             for instance in [i for i in self._all() if i.id in ids]:
+                instance.launch_time = now
+                self.bill.append(self._charge(instance, call, now))
                 self.booted(instance, base64.b64decode(call.form.get("UserData", "")))
         return answer
+
+    def _charge(self, instance: Instance, call: Call, now: datetime) -> Charge:
+        spot = call.form.get("InstanceMarketOptions.MarketType") == "spot"
+        name = instance.instance_type
+        price = self._spot_price(name) if spot else self.prices[name]
+        zone = call.form["Placement.AvailabilityZone"]
+        return Charge(self.tags(instance)["headrace-attempt"], instance, zone, now, [(now, Fraction(price))], spot)
+
+    def _terminate(self, instance: Instance) -> None:
+        instance.terminate()
+        self._close_charges()
+
+    def _close_charges(self) -> None:
+        for open_charge in self.bill:
+            if open_charge.ended_at is None and open_charge.instance.state == "terminated":
+                open_charge.ended_at = self.clock()
 
     def _settle(self, call: Call) -> None:
         """A delete that lingered happens once enough reads saw the instance running."""
         for instance_id, left in list(self._lingering.items()):
             if left <= 0:
                 del self._lingering[instance_id]
-                next(i for i in self._all() if i.id == instance_id).terminate()
+                self._terminate(next(i for i in self._all() if i.id == instance_id))
             else:
                 self._lingering[instance_id] = left - 1
 
@@ -259,13 +313,14 @@ class AwsServer:
                 del call.form[old]
             call.form |= {f"{prefix}{number}": name for number, name in enumerate(self.stock, 1)}
 
+    def _spot_price(self, name: str) -> str:
+        return self.spot_prices.get(name) or f"{float(self.prices.get(name, '1')) / 2:.6f}"
+
     def _priced(self, answer: Answer) -> Answer:
         def price(items: list[ElementTree.Element]) -> list[ElementTree.Element]:
             for item in items:
                 named = {_name(element): element for element in item}
-                name = named["instanceType"].text or ""
-                half = f"{float(self.prices.get(name, '1')) / 2:.6f}"
-                named["spotPrice"].text = self.spot_prices.get(name, half)
+                named["spotPrice"].text = self._spot_price(named["instanceType"].text or "")
             return items
 
         return edited(answer, "spotPriceHistorySet", price)
