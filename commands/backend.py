@@ -7,6 +7,7 @@ import typer
 
 from commands.client import ApiClient, find_credentials, path_part
 from commands.exits import CommandError, ExitCode
+from commands.fleet import print_hosts
 from commands.job_file import usage
 from commands.options import AsJson, DataDir
 from commands.render import hint, moment, print_json, print_record, print_table, say
@@ -77,7 +78,7 @@ def connect(
 def list_backends(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the connected backends, their health, and what they cost now."""
     with ApiClient(find_credentials(data_dir)) as client:
-        found = client.get(_PATH)["data"]
+        found = list(client.pages(_PATH))
     if as_json:
         print_json(found)
         return
@@ -178,7 +179,7 @@ def _fields(client: ApiClient, provider: str, setting: list[str] | None, secrets
 
 
 def _value(name: str, kind: str, text: str) -> Any:
-    if kind == "list":
+    if kind in {"list", "records"}:
         return [part.strip() for part in text.split(",") if part.strip()]
     if kind == "boolean":
         if text not in {"true", "false"}:
@@ -215,3 +216,4 @@ def _show(row: Mapping[str, Any], *, as_json: bool) -> None:
             ("usd/h", str(row["hourly_cost_usd"])),
         ]
     )
+    print_hosts(verification["hosts"] or ())

@@ -226,7 +226,9 @@ class ApiClient:
             )
         if answer.status_code >= 500 and request_id:
             hints.append(f"request id {request_id}")
-        return CommandError(f"{message} ({code})", code=_exit_code(answer.status_code), hints=tuple(hints))
+        return CommandError(
+            f"{message} ({code})", code=_exit_code(answer.status_code), hints=tuple(hints), details=details
+        )
 
 
 def _exit_code(status: int) -> ExitCode:

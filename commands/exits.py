@@ -67,13 +67,20 @@ def of_job(job: Mapping[str, Any]) -> ExitCode:
 
 class CommandError(Exception):
     """Ends a command: one sentence of what is wrong, hints of what to do, and the exit code. `excerpt` holds lines of
-    another program's output."""
+    another program's output, `details` what the server said for machines."""
 
     def __init__(
-        self, message: str, *, code: ExitCode, hints: tuple[str, ...] = (), excerpt: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        code: ExitCode,
+        hints: tuple[str, ...] = (),
+        excerpt: tuple[str, ...] = (),
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.hints = hints
         self.excerpt = excerpt
+        self.details = details or {}

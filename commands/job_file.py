@@ -42,7 +42,7 @@ def parse_job(text: str, *, name: str, directory: Path) -> dict[str, Any]:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
             raise usage(f"{name} is empty")
-        _refuse_repeated_keys(node, name)
+        refuse_repeated_keys(node, name)
         # YAML would read NO as false, 1.10 as 1.1 and 0123 as 83; these places hold text and nothing else.
         _as_text(_at(node, "container", "env"))
         _as_text(_at(node, "labels"))
@@ -86,7 +86,7 @@ def _as_text(node: yaml.Node | None) -> None:
             value.tag = _TEXT
 
 
-def _refuse_repeated_keys(node: yaml.Node, name: str) -> None:
+def refuse_repeated_keys(node: yaml.Node, name: str) -> None:
     """YAML keeps the last of two equal keys without a word: here that would be a setting that was lost."""
     waiting, seen_nodes = [node], set()
     while waiting:

@@ -11,6 +11,7 @@ from commands import (
     budget,
     database,
     demo,
+    fleet,
     job,
     key,
     offers,
@@ -72,6 +73,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(budget.app, name="budget")
 app.add_typer(webhook.app, name="webhook")
 app.add_typer(backend.app, name="backend")
+app.add_typer(fleet.app, name="fleet")
 app.command("offers", short_help="List what the connected providers offer.")(offers.offers)
 app.command("quote", short_help="Ask whether a job could run now, and for how much.")(quote.quote)
 app.command("usage", short_help="Show what jobs cost within a window.")(usage.usage)
