@@ -3,29 +3,33 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
 import uvicorn
 from sqlmodel import select
 
+from activities import connections
 from api.agent import create_agent_app
 from domain.clock import Clock, utc_now
 from domain.states import JobState
+from providers.base import ProviderContext
 from store.ledger import attos_of
 from store.tables import LedgerEntry
 from tests.providers import gcp_fake
 from tests.providers.gcp_fake import Fault, GcpServer
 from tests.providers.gcp_fake.boots import booting
-from tests.providers.gcp_support import gcp_provider, key_pair
+from tests.providers.gcp_support import gcp_provider, key_pair, service_account_key
 from tests.support.clock import SettableClock
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
 
 HOUR_OF_ATTOS = 3600 * 10**18
+BACKENDS = "/api/compute/cloud/backends"
 CPU = {"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 2, "ephemeral_disk_gb": 20}
 
 
@@ -37,19 +41,21 @@ async def gcp_cloud(sqlite_url: str, temporal_address: str) -> AsyncIterator[tup
         async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address) as plane:
             yield plane, gcp
         assert gcp.cloud.running_charges() == []
-        assert (gcp.cloud.machines, gcp.cloud.disks) == ({}, {})
+        assert (gcp.cloud.machines, gcp.cloud.disks, gcp.cloud.firewalls) == ({}, {}, {})
 
 
 @contextlib.asynccontextmanager
 async def plane_on(
-    gcp_url: str, database_url: str, temporal_address: str, clock: Clock = utc_now, **settings: Any
+    gcp_url: str | None, database_url: str, temporal_address: str, clock: Clock = utc_now, **settings: Any
 ) -> AsyncIterator[ControlPlane]:
+    """A control plane, and a URL at which machines reach it; without a backend where none is named."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with control_plane(database_url, temporal_address, clock=clock, public_url=url, **settings) as running:
         assert running.context is not None
-        provider = gcp_provider(gcp_url, running.context.owner_id)
-        running.context.providers.by_connection["gcp-1"] = provider
+        if gcp_url is not None:
+            provider = gcp_provider(gcp_url, running.context.owner_id)
+            running.context.providers.by_connection["gcp-1"] = provider
         config = uvicorn.Config(create_agent_app(running.services), lifespan="off", log_level="warning")
         config.load()
         server = uvicorn.Server(config)
@@ -81,12 +87,27 @@ async def test_a_job_runs_on_an_instance_and_gives_it_back(gcp_cloud: tuple[Cont
     assert charge.machine == attempt.offer["provider_sku"]
 
 
-async def test_a_preempted_spot_instance_is_replaced(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
+async def test_a_preempted_spot_instance_is_replaced_and_its_ports_are_reached_at_the_next(
+    gcp_cloud: tuple[ControlPlane, GcpServer],
+) -> None:
     plane, gcp = gcp_cloud
-    job_id = await submit(
-        plane, "sleep 600", placement={"spot": "only"}, retry={"on_preemption": True, "max_attempts": 2}
-    )
+    container = {
+        "image": "registry.example/app:1", "command": ["sleep", "600"],
+        "ports": [{"name": "ui", "container_port": 8080, "protocol": "http"}],
+    }  # fmt: skip
+    job_id = await plane.create(
+        compute=CPU, container=container, placement={"spot": "only"},
+        retry={"on_preemption": True, "max_attempts": 2},
+    )  # fmt: skip
+
+    async def until_reached_at(url: str) -> None:
+        async def shown() -> bool:
+            return [endpoint["url"] for endpoint in (await plane.job(job_id))["endpoints"]] == [url]
+
+        await until(shown, seconds=10, what=url)
+
     await plane.until_state(job_id, JobState.RUNNING, seconds=60)
+    await until_reached_at("http://203.0.113.1:8080")
     (first,) = await plane.attempts(job_id)
     (machine,) = gcp.cloud.of(first.id)
     gcp.cloud.end(machine, "compute.instances.preempted", "Instance was preempted.", delete=True)
@@ -96,6 +117,9 @@ async def test_a_preempted_spot_instance_is_replaced(gcp_cloud: tuple[ControlPla
 
     await until(is_replaced, seconds=60, what="a second machine")
     await plane.until_state(job_id, JobState.RUNNING, seconds=60)
+    _, second = await plane.attempts(job_id)
+    assert [name.endswith(second.id) for name in gcp.cloud.firewalls] == [True]
+    await until_reached_at("http://203.0.113.2:8080")
     await plane.terminate(job_id)
     await plane.until_terminal(job_id, seconds=60)
     await plane.until_gone(job_id, seconds=60)
@@ -124,23 +148,67 @@ async def test_the_ledger_is_what_google_charged(sqlite_url: str, temporal_addre
     clock = SettableClock(datetime.now(UTC))
     waits = {"contact_timeout_seconds": 900, "provisioning_timeout_seconds": 900, "launch_timeout_seconds": 900}
     # 2 cores and 8 GiB of E2 each, on demand and spot.
-    prices = {"never": Decimal("0.06701142"), "only": Decimal("0.0268")}
+    on_demand, spot = Decimal("0.06701142"), Decimal("0.0268")
+    # When a job ends, and for how many seconds Google charges: a minute at least, and every second begun.
+    table = ((0.4, on_demand, 60), (60, spot, 60), (60.001, on_demand, 61), (137.4, on_demand, 138), (137.4, spot, 138))
     with gcp_fake.serve(key_pair()[1]) as (gcp, url):
         gcp.cloud.clock = lambda: clock().timestamp()
         async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address, clock, **waits) as plane:
-            job_ids = {}
-            for spot in prices:
-                job_ids[spot] = await submit(plane, "sleep 600", placement={"spot": spot})
-                await plane.until_state(job_ids[spot], JobState.RUNNING, seconds=60)
-            clock.advance(137.4)
-            for spot, job_id in job_ids.items():
+            begin = clock()
+            job_ids = [
+                await submit(plane, "sleep 600", placement={"spot": "only" if price is spot else "never"})
+                for _, price, _ in table
+            ]
+            for job_id in job_ids:
+                await plane.until_state(job_id, JobState.RUNNING, seconds=60)
+            for job_id, (ends_after, price, seconds) in zip(job_ids, table, strict=True):
+                clock.set(begin + timedelta(seconds=ends_after))
                 await plane.terminate(job_id)
                 await plane.until_terminal(job_id, seconds=60)
                 await plane.until_gone(job_id, seconds=60)
                 (attempt,) = await plane.attempts(job_id)
                 (charge,) = (charge for charge in gcp.cloud.bill if attempt.id in charge.name)
-                assert charge.seconds == 138
+                assert charge.seconds == seconds
                 query = select(LedgerEntry).where(LedgerEntry.resource_id == job_id)
                 entries = await plane.services.db.read(lambda s, query=query: list(s.exec(query).all()))  # type: ignore[misc]
                 attos = sum(attos_of(entry.whole, entry.nano, entry.atto) for entry in entries)
-                assert Fraction(attos, HOUR_OF_ATTOS) == Fraction(prices[spot]) * charge.seconds / 3600
+                assert Fraction(attos, HOUR_OF_ATTOS) == Fraction(price) * seconds / 3600
+
+
+async def test_a_project_is_connected_used_and_given_up_with_what_runs_in_it(
+    sqlite_url: str, temporal_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gcp_fake.serve(key_pair()[1]) as (gcp, url):
+        options = {"look_pause_seconds": 0.01, "endpoints": {"compute": url, "billing": url}}
+        monkeypatch.setattr(connections, "ProviderContext", partial(ProviderContext, options=options))
+        async with booting(gcp.cloud), plane_on(None, sqlite_url, temporal_address) as plane:
+            body = {"provider": "gcp", "fields": {"service_account_key": service_account_key()}}
+            answer = await plane.client.post(BACKENDS, json=body)
+            assert (answer.status_code, answer.json()["state"]) == (201, "connected"), answer.text
+            assert "PRIVATE" not in answer.text
+            path = f"{BACKENDS}/{answer.json()['id']}"
+
+            async def polled() -> bool:
+                health = (await plane.client.get(path)).json()["health"]
+                return bool(health["status"] == "healthy" and health["offer_count"] > 0)
+
+            await until(polled, seconds=30, what="a poll")
+            job_id = await submit(plane, "echo loss 0.5")
+            job = await plane.until_terminal(job_id, seconds=60)
+            assert (job["state"], job["provider"]) == ("succeeded", "gcp"), job
+            assert await plane.log_text(job_id) == "loss 0.5\n"
+            await plane.until_gone(job_id, seconds=60)
+
+            held = await submit(plane, "sleep 600")
+            await plane.until_state(held, JobState.RUNNING, seconds=60)
+            refused = await plane.client.delete(path)
+            assert (refused.status_code, refused.json()["error"]["details"]["jobs"][0]["id"]) == (409, held)
+            assert (await plane.client.delete(path, params={"force": "terminate"})).status_code == 202
+            assert (await plane.until_terminal(held, seconds=60))["state"] == "terminated"
+            await plane.until_gone(held, seconds=60)
+
+            async def is_removed() -> bool:
+                return (await plane.client.get(path)).status_code == 404
+
+            await until(is_removed, seconds=30, what="the removal")
+        assert (gcp.cloud.machines, gcp.cloud.disks, gcp.cloud.running_charges()) == ({}, {}, [])
