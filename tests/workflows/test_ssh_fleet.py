@@ -12,7 +12,7 @@ from tests.support.invariants import assert_invariants
 pytestmark = [pytest.mark.e2e, pytest.mark.containers]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     with running_fleet(tmp_path_factory.mktemp("fleet"), "two") as running:
         yield running
@@ -46,3 +46,31 @@ async def test_a_fleet_is_connected_and_runs_a_job_of_the_api(
         await plane.until_gone(job_id)
         await assert_invariants(plane)
         assert host.podman("ps", "--all", "--quiet") == ""
+
+
+async def test_the_pin_of_a_host_that_was_installed_anew_is_forgotten_by_an_administrator(
+    fleet: RunningFleet, sqlite_url: str, temporal_address: str
+) -> None:
+    host = fleet.hosts["two"]
+    path = "/api/compute/cloud/backends"
+    async with control_plane(sqlite_url, temporal_address, fleet_networks=f"{host.address}/32") as plane:
+        fields = {"user": "root", "private_key": fleet.private_key, "hosts": [host.address]}
+        answer = await plane.client.post(path, json={"provider": "ssh", "cluster": True, "fields": fields})
+        (first,) = answer.json()["verification"]["hosts"]
+        assert (first["status"], first["usable"], first["engine"].split()[0]) == ("no_gpu", True, "podman")
+        fleet_path = f"{path}/{answer.json()['id']}"
+        (pin,) = (await plane.client.get(f"{fleet_path}/host-keys")).json()["data"]
+        assert (pin["address"], pin["fingerprint"]) == (f"{host.address}:22", first["host_key_fingerprint"])
+        host.power_off()
+        host.new_key()
+        host.start()
+        (seen,) = (await plane.client.post(f"{fleet_path}/verify")).json()["verification"]["hosts"]
+        assert (seen["status"], seen["usable"], seen["host_key_fingerprint"]) == ("host_key", False, None)
+        refused = await plane.client.post(
+            path, json={"provider": "ssh", "name": "other", "fields": {**fields, "hosts": [f"{host.address}:2222"]}}
+        )
+        (away,) = refused.json()["error"]["details"]["hosts"]
+        assert (refused.status_code, away["status"]) == (422, "unreachable")
+        await plane.client.post(f"{fleet_path}/host-keys/forget", json={"host": host.address})
+        (again,) = (await plane.client.post(f"{fleet_path}/verify")).json()["verification"]["hosts"]
+        assert (again["status"], again["host_key_fingerprint"] != first["host_key_fingerprint"]) == ("no_gpu", True)
