@@ -119,7 +119,7 @@ class AwsProvider:
         if group_id is not None:
             arguments["SecurityGroupIds"] = [*self._options.security_group_ids, group_id]
         try:
-            return await self._run(spec, offer, arguments)
+            return _with_ports(await self._run(spec, offer, arguments), spec)
         except (Ambiguous, RateLimited):
             # It will be asked for again, with the same group.
             raise
@@ -144,8 +144,7 @@ class AwsProvider:
         return instance_view(instances[0], offer.region).handle
 
     async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
-        ports = ports_data(with_ssh(spec.ports, spec.ssh_public_key))
-        handle = handle.model_copy(update={"data": {**handle.data, **ports}})
+        handle = _with_ports(handle, spec)  # one that was found lacks them
         deadline = time.monotonic() + self._options.boot_seconds
         shown, shown_at = "", 0.0
         while True:
@@ -336,6 +335,11 @@ class AwsProvider:
         except ProviderError:
             return {}
         return {name: prices[place] for name, place in placed.items() if place in prices}
+
+
+def _with_ports(handle: Handle, spec: InstanceSpec) -> Handle:
+    ports = ports_data(with_ssh(spec.ports, spec.ssh_public_key))
+    return handle.model_copy(update={"data": {**handle.data, **ports}})
 
 
 def _wanted(machine: Machine, query: OfferQuery) -> bool:

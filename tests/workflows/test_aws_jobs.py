@@ -1,29 +1,41 @@
 """Jobs on EC2, through the whole control plane: boto3 itself against moto, agents that come over the network."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-import uvicorn
 from moto.ec2.models.instances import Instance
+from sqlmodel import select
+from temporalio.testing import ActivityEnvironment
 
-from api.agent import create_agent_app
+from activities.reconcile import ReconcileActivities
+from domain.clock import Clock, utc_now
+from domain.ids import AttemptId
 from domain.states import JobState
 from providers.aws.provider import AwsProvider
 from providers.fake.agent import run_agent
 from providers.fake.script import AgentScript
+from store.ledger import attos_of
+from store.tables import LedgerEntry
 from tests.providers import aws_server
 from tests.providers.aws_server import AwsServer, Fault, ec2_error
 from tests.providers.aws_support import aws_provider
+from tests.support.agent_listener import agents_served, listening
+from tests.support.clock import SettableClock
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
 
+HOUR_OF_ATTOS = 3600 * 10**18
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPXjAT7RzM2DvV7JhV8CmgGFVR4mdxpKk6h2pCuVtuSF"
 H100 = {"accelerator": "nvidia-h100-80gb", "gpu_count": 8, "ephemeral_disk_gb": 100}
 
 
@@ -91,30 +103,29 @@ async def machines(aws: AwsServer) -> AsyncIterator[Machines]:
 async def plane(
     sqlite_url: str, temporal_address: str, running_aws: tuple[AwsServer, str], machines: Machines
 ) -> AsyncIterator[ControlPlane]:
+    async with plane_on(running_aws[1], machines, sqlite_url, temporal_address) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def plane_on(
+    aws_url: str, machines: Machines, database_url: str, temporal_address: str, clock: Clock = utc_now, **waits: Any
+) -> AsyncIterator[ControlPlane]:
     """A control plane with EC2 as its only backend, and a URL at which agents reach it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    waits = {"create_timeout_seconds": 20, "provisioning_timeout_seconds": 30, "launch_timeout_seconds": 20}
-    async with control_plane(sqlite_url, temporal_address, public_url=url, **waits) as running:
+    listener, url = listening()
+    waits = {"create_timeout_seconds": 20, "provisioning_timeout_seconds": 30, "launch_timeout_seconds": 20, **waits}
+    async with control_plane(database_url, temporal_address, clock=clock, public_url=url, **waits) as running:
         assert running.context is not None
-        provider: AwsProvider = aws_provider(running_aws[1], running.context.owner_id)
+        provider: AwsProvider = aws_provider(aws_url, running.context.owner_id)
         running.context.providers.by_connection["aws-1"] = provider
         running.cloud = machines  # type: ignore[assignment]
-        config = uvicorn.Config(create_agent_app(running.services), lifespan="off", log_level="warning")
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
-        try:
+        async with agents_served(running, listener):
             yield running
             await assert_invariants(running)
-        finally:
-            server.force_exit = True
-            await server.shutdown(sockets=[listener])
 
 
 async def submit(plane: ControlPlane, script: dict[str, Any], **changes: Any) -> str:
-    container = {"image": "registry.example/app:1", "command": ["fake", json.dumps(script)]}
+    container = {"image": "registry.example/app:1", "command": ["fake", json.dumps(script)], **changes.pop("more", {})}
     return await plane.create(**{"compute": H100, "container": container, **changes})
 
 
@@ -181,3 +192,77 @@ async def test_a_crowd_over_faulty_calls_ends_and_leaves_nothing(plane: ControlP
     assert [job["exit_code"] for job in ended] == [number % 2 for number in range(8)]
     assert aws.instances() == []
     assert not aws.faults
+
+
+async def test_a_jobs_ports_and_its_ssh_are_reached_at_the_machine(plane: ControlPlane, aws: AwsServer) -> None:
+    ports = [{"name": "web", "container_port": 8000, "protocol": "http"}]
+    access = {"ssh_public_key": f"{KEY} me"}
+    job_id = await submit(plane, {"run_seconds": 600}, more={"ports": ports}, access=access)
+    await plane.until_state(job_id, JobState.RUNNING)
+
+    async def known() -> bool:
+        return bool((await plane.attempts(job_id))[0].endpoints)
+
+    await until(known, what="the endpoints")
+    (attempt,) = await plane.attempts(job_id)
+    address = aws.instance(attempt.id).public_ip
+    (web,) = (await plane.job(job_id))["endpoints"]
+    assert (web["name"], web["url"]) == ("web", f"http://{address}:8000")
+    assert attempt.nonce is not None
+    token = plane.services.vault.session_token(AttemptId(attempt.id), attempt.nonce)
+    async with httpx.AsyncClient(base_url=str(plane.settings.public_url)) as agent:
+        told = await agent.post("/agent/v1/ssh", content=KEY, headers={"Authorization": f"Bearer {token}"})
+    assert told.status_code == 200
+    ssh = (await plane.job(job_id))["ssh"]
+    assert (ssh["host"], ssh["port"], ssh["user"], ssh["host_key"]) == (address, 2222, "root", KEY)
+    assert ssh["command"] == f"ssh -p 2222 root@{address}"
+    assert len(aws.groups()) == 1
+    await plane.terminate(job_id)
+    await finished(plane, aws, job_id)
+    assert aws.groups() == []
+
+
+async def test_the_ledger_is_what_ec2_charged(
+    sqlite_url: str, temporal_address: str, running_aws: tuple[AwsServer, str], aws: AwsServer, machines: Machines
+) -> None:
+    """Time stands still, except while the machines run: one on demand, one on spot at a price that moves, and one that
+    is gone before its first minute is over."""
+    clock = SettableClock(datetime.now(UTC))
+    aws.clock = clock
+    waits = {"contact_timeout_seconds": 9_000, "provisioning_timeout_seconds": 9_000, "launch_timeout_seconds": 9_000}
+    aws.spot_prices["p5.48xlarge"] = "21.123457"
+
+    async def end(job_id: str) -> None:
+        await plane.terminate(job_id)
+        await finished(plane, aws, job_id)
+
+    async with plane_on(running_aws[1], machines, sqlite_url, temporal_address, clock, **waits) as plane:
+        assert plane.context is not None
+        jobs = [
+            await submit(plane, {"run_seconds": 600}, placement={"spot": spot}) for spot in ("never", "only", "only")
+        ]
+        for job_id in jobs:
+            await plane.until_state(job_id, JobState.RUNNING)
+        clock.advance(12.3)
+        await end(jobs[2])
+        clock.advance(125.1)
+        aws.price_spot("p5.48xlarge", "19.5")
+        await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "aws-1")
+        await end(jobs[0])
+        clock.advance(1_800)
+        await end(jobs[1])
+        charges = {charge.attempt: charge for charge in aws.bill}
+        for job_id, usd in zip(jobs, EXPECTED_USD, strict=True):
+            (attempt,) = await plane.attempts(job_id)
+            query = select(LedgerEntry).where(LedgerEntry.resource_id == job_id)
+            entries = await plane.services.db.read(lambda s, query=query: list(s.exec(query).all()))  # type: ignore[misc]
+            attos = sum(attos_of(entry.whole, entry.nano, entry.atto) for entry in entries)
+            assert Fraction(attos, HOUR_OF_ATTOS) == charges[attempt.id].usd == usd
+
+
+EXPECTED_USD = (
+    Fraction("55.04") * 138 / 3600,
+    (Fraction("21.123457") * 138 + Fraction("19.5") * 1_800) / 3600,
+    Fraction("21.123457") * 60 / 3600,
+)
+"""Begun seconds at the price of their beginning, 60 of them at least."""
