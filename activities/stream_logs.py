@@ -15,12 +15,14 @@ from temporalio.exceptions import ApplicationError
 from activities.context import Context, fenced_job, heartbeating, log
 from activities.failures import bounded
 from domain.errors import ProviderError
+from domain.outcome import ExitReport
 from domain.states import EventType
 from providers.base import Handle, InstanceView, ProviderState
 from store import attempts, liveness
+from store.lifecycle import was_noticed
 from store.tables import Instance
 from store.transitions import record
-from workflows.contract import AttemptInput, DrainInput, FailureType, StreamOutcome, StreamResult
+from workflows.contract import AttemptInput, DrainInput, FailureType, StreamOutcome, StreamResult, exit_result
 
 _DRAIN_POLL_SECONDS = 0.01
 _DRAIN_LONGEST_POLL_SECONDS = 0.25
@@ -42,7 +44,7 @@ class StreamActivities:
             fenced_job(session, request.job_id, request.token)
             row = attempts.locked(session, request.attempt_id)
             if row.exit_report is not None:
-                return StreamResult(StreamOutcome.EXITED, drained=row.drained_at is not None)
+                return exit_result(ExitReport.model_validate(row.exit_report), row.drained_at is not None)
             row.stream_run_id, row.stream_activity_id = info.workflow_run_id, info.activity_id
             session.add(row)
             return row
@@ -73,10 +75,17 @@ class StreamActivities:
             if silence < limit + _EXIT_WITHOUT_REPORT_SECONDS:
                 waiting = "the instance ended; waiting for its exit report"
                 raise ApplicationError(waiting, type=FailureType.AWAITING_EXIT)
-            return StreamResult(StreamOutcome.LOST, message=_ended_silently(view))
-        outcome = StreamOutcome.PREEMPTED if view is not None and _interrupted(view) else StreamOutcome.LOST
+            return StreamResult(await self._loss(instance, view), message=_ended_silently(view))
         why = view.message if view is not None and view.message else "the provider no longer has the instance"
-        return StreamResult(outcome, message=bounded(f"contact lost for {silence:.0f} s; {why}"))
+        message = bounded(f"contact lost for {silence:.0f} s; {why}")
+        return StreamResult(await self._loss(instance, view), message=message)
+
+    async def _loss(self, instance: Instance, view: InstanceView | None) -> StreamOutcome:
+        """Whether the provider took the machine back: it says so now, or has given notice."""
+        taken = view is not None and view.state is ProviderState.INTERRUPTED
+        if taken or await self._context.db.read(lambda session: was_noticed(session, instance)):
+            return StreamOutcome.PREEMPTED
+        return StreamOutcome.LOST
 
     async def _look(self, instance: Instance) -> tuple[InstanceView | None, bool]:
         """What the provider says, and whether it said anything; one miss is no proof, so it is asked twice."""
@@ -120,10 +129,6 @@ async def drained(context: Context, attempt_id: str, seconds: float) -> bool:
 
 
 _ALIVE = {ProviderState.PENDING, ProviderState.STARTING, ProviderState.RUNNING, ProviderState.STOPPING}
-
-
-def _interrupted(view: InstanceView) -> bool:
-    return view.state is ProviderState.INTERRUPTED
 
 
 def _reachable_silence(session: Session, instance: Instance, now: datetime) -> float:

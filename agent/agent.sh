@@ -6,6 +6,7 @@
 #
 # Environment: HEADRACE_TOKEN, and HEADRACE_SOCKET (path of the control plane's Unix socket) or HEADRACE_URL;
 # HEADRACE_IDLE_AFTER_EXIT=1 where the backend starts a finished command again.
+# SIGUSR1 says that the machine is about to be taken back: the workload gets SIGTERM, and the exit report says so.
 # Exit status: 0 once the result is acknowledged or the job was stopped; 211 after `headrace-agent: fault: <reason>`.
 #
 # One process, the main one, owns all state: it reads one-line events from a FIFO (descriptor 8). Around it run
@@ -14,6 +15,7 @@
 #   a poller       holds the poll for orders:                 stop | revoked
 #   a sender       at most one at a time, a curl:             sent
 #   timers         the end of a delay:                        tick | close | deadline
+#   a trap         the machine is about to be taken back:     interrupted
 #   the main one   when it finds a helper killed:             lost | unsent <pid>
 # Descriptor 9 is a FIFO that nobody writes: reading it with a time-out is a sleep without a process.
 # Every global is named hr_*: a plain name could be a variable of the image's environment, which the workload inherits.
@@ -421,6 +423,10 @@ hr_kill_workload() { # limits and terminates know no grace; what was printed is 
   [[ -n $hr_pid ]] && kill -KILL -- "-$hr_pid"
 }
 
+hr_tell_workload() { # that its machine is taken back: it may store what it has and end, within what is left of the time
+  [[ -z $hr_pid ]] || kill -TERM -- "-$hr_pid"
+}
+
 hr_take_loss() { # nobody knows how the workload ended, or whether it has
   [[ -z $hr_pid ]] || kill -KILL -- "-$hr_pid"
   hr_handle exit 137 9
@@ -489,16 +495,21 @@ hr_handle() { # event, and its words
     sent) hr_take_replies ;;
     pid)
       hr_pid=$2
+      ((hr_interrupted)) && hr_tell_workload
       ((hr_stopped)) && hr_kill_workload
       ;;
     exit)
-      hr_exit="status=$2&signal=$3" hr_pid= hr_started=0
+      hr_exit="status=$2&signal=$3&interrupted=$hr_interrupted" hr_pid= hr_started=0
       hr_all_read || hr_after 1500 close
       ;;
     lost) [[ -n $hr_exit ]] || hr_take_loss ;;
     unsent) [[ $2 != "$hr_sender" ]] || hr_busy=0 ;;
     close) hr_close_streams ;;
     stop) hr_kill_workload ;;
+    interrupted) # told again and again, heard once
+      ((hr_interrupted)) || hr_tell_workload
+      hr_interrupted=1
+      ;;
     deadline) hr_over=1 ;;
     tick) hr_ticking=0 hr_due=1 ;;
     revoked) # this instance counts as gone: nothing that it says is heard any more
@@ -511,7 +522,7 @@ hr_handle() { # event, and its words
 hr_follow() { # until the end is acknowledged
   declare -A hr_first=([stdout]=0 [stderr]=0) hr_next=([stdout]=0 [stderr]=0) hr_start=([stdout]=0 [stderr]=0)
   declare -A hr_end=([stdout]=0 [stderr]=0) hr_shift=([stdout]=0 [stderr]=0) hr_bytes=() hr_eof=() hr_merge=()
-  hr_started=1 hr_exit= hr_exit_stored=0 hr_pid= hr_stopped=0 hr_over=0
+  hr_started=1 hr_exit= hr_exit_stored=0 hr_pid= hr_stopped=0 hr_interrupted=0 hr_over=0
   hr_busy=0 hr_events=0 hr_due=0 hr_ticking=0 hr_hold=40 hr_delay=100 hr_garbage= hr_sent_at=0 hr_checked_at=$SECONDS
   until hr_finished; do
     if ((!hr_busy)) && hr_anything_to_send; then
@@ -546,6 +557,7 @@ hr_main() {
   hr_reader_stderr=$!
   hr_poll_orders &
   hr_poller=$!
+  trap 'echo interrupted >&8' USR1
   hr_follow
   for hr_job in $(jobs -p); do kill -KILL -- "-$hr_job"; done
   cd /

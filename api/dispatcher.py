@@ -25,6 +25,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.services import Services
+from domain.outcome import ExitReport
 from domain.spec import JobSpec
 from observability import use_trace_context
 from store import inbox
@@ -37,10 +38,9 @@ from workflows.contract import (
     VERIFY_CONNECTION,
     BudgetInput,
     JobInput,
-    StreamOutcome,
-    StreamResult,
     TerminateSignal,
     VerifyInput,
+    exit_result,
     verification_id,
 )
 
@@ -233,7 +233,7 @@ class Dispatcher:
         handle = client.get_async_activity_handle(
             workflow_id=row.job_id, run_id=instance.stream_run_id, activity_id=instance.stream_activity_id
         )
-        result = StreamResult(StreamOutcome.EXITED, drained=instance.drained_at is not None)
+        result = exit_result(ExitReport.model_validate(instance.exit_report), instance.drained_at is not None)
         await _unless_not_found(handle.complete(result, rpc_timeout=_RPC_TIMEOUT))
 
 

@@ -16,6 +16,9 @@ class ExitReport(Frozen):
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     oom_killed: bool | None = None
+    interrupted: bool = False
+    """The provider had given notice that it takes the machine back, and the workload had been told so by SIGTERM before
+    it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,19 @@ class Verdict:
 
 
 def judge(report: ExitReport) -> Verdict:
-    """The final state that an exit, not caused by us, leads to."""
+    """The final state that an exit, not caused by us, leads to.
+
+    A workload that was told of an interruption and ended well has succeeded. However else it ended, but for want of
+    memory, it was preempted: what it does on SIGTERM, and with which status, is its own affair.
+    """
     if report.oom_killed:
         return Verdict(
             JobState.FAILED, report.status, Reason.WORKLOAD_OOM, "the workload ran out of memory and was killed"
         )
+    if report.interrupted and (report.status or report.signal):
+        how = f"signal {report.signal} ({_signal_name(report.signal)})" if report.signal else f"status {report.status}"
+        message = f"the provider gave notice that it takes the machine back; the workload ended with {how}"
+        return Verdict(JobState.FAILED, report.status, Reason.PREEMPTED, message)
     if report.signal:
         message = f"the workload was killed by signal {report.signal} ({_signal_name(report.signal)})"
         if report.signal == signals.SIGKILL:

@@ -104,6 +104,8 @@ class EventType(StrEnum):
     SSH_OPENED = "ssh_opened"
     SSH_UNAVAILABLE = "ssh_unavailable"
     TERMINATION_REQUESTED = "termination_requested"
+    INTERRUPTION_RISK = "interruption_risk"
+    INTERRUPTION_NOTICED = "interruption_noticed"
     LATE_EXIT = "late_exit"
     CONTACT_LOST = "contact_lost"
     DELETE_ACCEPTED = "delete_accepted"

@@ -201,7 +201,8 @@ def give_up(session: Session, instance: Instance, reason: Reason, message: str, 
         instance.reason_code, instance.reason_message = reason.value, message
         session.add(instance)
         order_stop(session, instance.job_id, now)
-        if reason is Reason.PREEMPTED:
+        # One that was only told of it runs on until it is deleted.
+        if reason is Reason.PREEMPTED and instance.exit_report is None:
             stopped(session, instance, now)
     if retry:
         transition(session, instance.job_id, JobState.ALLOCATING, f"failed-{instance.id}", now,

@@ -16,7 +16,7 @@ from domain.states import EventType, InstanceState, JobState, Reason
 from store import inbox
 from store.db import is_sqlite, publish
 from store.tables import Instance, Job
-from store.transitions import record, transition
+from store.transitions import has_event, record, transition
 
 ORDERS = "orders"
 """Topic: an agent may have a new order."""
@@ -173,9 +173,25 @@ def ssh_told(session: Session, instance: Instance, host_key: str | None, now: da
     return True
 
 
+def interruption_noticed(
+    session: Session, instance: Instance, now: datetime, *, at: datetime | None, hint: bool = False
+) -> bool:
+    """The provider says that it takes the machine back, `at` that moment where it names one; or, as a `hint`, that it
+    may. The first word of each counts: whether this was it."""
+    kind = EventType.INTERRUPTION_RISK if hint else EventType.INTERRUPTION_NOTICED
+    data = {"instance_id": instance.id, **({} if at is None else {"at": at.isoformat()})}
+    return record(session, instance.job_id, kind, f"{kind.value}-{instance.id}", now, data)
+
+
+def was_noticed(session: Session, instance: Instance) -> bool:
+    """Whether the provider gave notice that it takes this machine back."""
+    return has_event(session, instance.job_id, f"{EventType.INTERRUPTION_NOTICED.value}-{instance.id}")
+
+
 def agent_exit(session: Session, instance: Instance, report: ExitReport, now: datetime) -> None:
     """The first exit report of an instance counts. The one that wins running -> finalizing seals the job's outcome;
-    any later or overtaken one is an event only. An exit implies a start whose report has not arrived yet."""
+    any later or overtaken one is an event only, and so is the end of an interrupted workload, which may be tried again.
+    An exit implies a start whose report has not arrived yet."""
     _lock(session, instance)
     if instance.exit_report is not None:
         return
@@ -183,11 +199,14 @@ def agent_exit(session: Session, instance: Instance, report: ExitReport, now: da
     verdict = judge(report)
     instance.exit_report = report.model_dump()
     instance.exited_at = now
+    preempted = verdict.reason is Reason.PREEMPTED
     if instance.terminal_at is None:
-        instance.state = InstanceState.SUCCEEDED if verdict.state is JobState.SUCCEEDED else InstanceState.FAILED
+        ended_well = verdict.state is JobState.SUCCEEDED
+        lost = InstanceState.LOST if preempted else InstanceState.FAILED
+        instance.state = InstanceState.SUCCEEDED if ended_well else lost
     session.add(instance)
     data = {"instance_id": instance.id, "exit_code": report.status, "signal": report.signal}
-    sealed = not _given_up(instance) and transition(
+    sealed = not (_given_up(instance) or preempted) and transition(
         session,
         instance.job_id,
         JobState.FINALIZING,
@@ -199,7 +218,8 @@ def agent_exit(session: Session, instance: Instance, report: ExitReport, now: da
     )
     if not sealed:
         killed = instance.stop_requested_at is not None
-        record(session, instance.job_id, EventType.WORKLOAD_EXITED if killed else EventType.LATE_EXIT,
+        in_time = killed or (preempted and not _given_up(instance))
+        record(session, instance.job_id, EventType.WORKLOAD_EXITED if in_time else EventType.LATE_EXIT,
                f"exit-{instance.id}", now, {**data, "killed_by_us": killed})  # fmt: skip
     inbox.put(session, instance.job_id, inbox.EXIT, now, {"attempt_id": instance.id}, key=f"exit-{instance.id}")
 

@@ -412,6 +412,9 @@ class ComputeJob:
     async def _lose_attempt(self, result: StreamResult) -> None:
         """Preempted and lost attempts are counted apart, and neither counts as one that failed to boot."""
         preempted = result.outcome is StreamOutcome.PREEMPTED
+        if result.exited and not result.drained:
+            assert self._attempt_id is not None
+            await self._drain(self._attempt_id)
         reason = Reason.PREEMPTED if preempted else Reason.INSTANCE_LOST
         if (self._preemptions if preempted else self._losses) >= self._policy.retries_on_loss:
             raise JobFailed(reason, result.message)
@@ -455,17 +458,20 @@ class ComputeJob:
         self._enter("finalizing", "storing the last of the log")
         self._deadline = None
         if not drained and not self._cut_drain:
-            drain = workflow.start_activity(
-                "drain",
-                DrainInput(attempt, self._policy.finalize_grace),
-                start_to_close_timeout=timedelta(seconds=self._policy.finalize_grace + 30),
-                heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
-                retry_policy=_DATABASE_RETRY,
-            )
-            await workflow.wait_condition(lambda: drain.done() or self._cut_drain)
-            if not drain.done():
-                drain.cancel()
+            await self._drain(attempt)
         return SettleInput(self._job_id, self._token, attempt_id=attempt)
+
+    async def _drain(self, attempt: str) -> None:
+        drain = workflow.start_activity(
+            "drain",
+            DrainInput(attempt, self._policy.finalize_grace),
+            start_to_close_timeout=timedelta(seconds=self._policy.finalize_grace + 30),
+            heartbeat_timeout=timedelta(seconds=self._policy.activity_timeout),
+            retry_policy=_DATABASE_RETRY,
+        )
+        await workflow.wait_condition(lambda: drain.done() or self._cut_drain)
+        if not drain.done():
+            drain.cancel()
 
     # End -----------------------------------------------------------------------------------------------------------
 

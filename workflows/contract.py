@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from domain.outcome import ExitReport, judge
 from domain.states import JobState, Reason
 
 COMPUTE_JOB = "ComputeJob"
@@ -154,6 +155,16 @@ class StreamResult:
     outcome: StreamOutcome
     drained: bool = False
     message: str = ""
+    exited: bool = False
+    """An exit report is there, of a workload that was preempted: of its log there may be more to come."""
+
+
+def exit_result(report: ExitReport, drained: bool) -> StreamResult:
+    """How following an attempt ended that has reported its exit."""
+    verdict = judge(report)
+    if verdict.reason is Reason.PREEMPTED:
+        return StreamResult(StreamOutcome.PREEMPTED, drained, verdict.message or "", exited=True)
+    return StreamResult(StreamOutcome.EXITED, drained)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import SecretStr
 
@@ -18,12 +19,16 @@ from domain.ssh_access import SSH_PORT
 _END_OF_AGENT = "HEADRACE_AGENT_ENDS"
 _FIRST_SSH_PORT = 2222
 
+Cloud = Literal["aws", "gcp"]
+"""Those whose metadata the host agent asks whether the machine is to be taken back."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
     """What the host agent is told. `agent` is the agent's own text; `private` says that the image's registry wants what
-    the control plane gives for the token; `gpu_count` is how many GPUs the machine must show;
-    after `lifetime_seconds` it powers itself off, whatever its workload does."""
+    the control plane gives for the token; `gpu_count` is how many GPUs the machine must show; `ports` are published at
+    the machine's addresses, SSH's among them, as `machine_ports` says; `cloud` is where the machine is, as far as it is
+    known how notice is given there; after `lifetime_seconds` it powers itself off, whatever its workload does."""
 
     url: str
     token: SecretStr
@@ -33,12 +38,13 @@ class HostSpec:
     private: bool = False
     gpu_count: int = 0
     ports: tuple[Port, ...] = ()
+    cloud: Cloud | None = None
     lifetime_seconds: int = 7 * 24 * 3600
 
 
 def machine_ports(ports: Sequence[Port]) -> dict[int, int]:
-    """The machine's port for each of the container's: the same number, but for 22, which the machine's own sshd has. That
-    one becomes 2222, or the next number that is free."""
+    """The machine's port for each of the container's: the same number, but for 22, which the machine's own sshd has: it
+    becomes 2222, or the next number that is free."""
     machine = {port.container_port: port.container_port for port in ports if port.container_port != SSH_PORT}
     if any(port.container_port == SSH_PORT for port in ports):
         machine[SSH_PORT] = next(number for number in range(_FIRST_SSH_PORT, 1 << 16) if number not in machine)
@@ -69,6 +75,7 @@ def host_script(spec: HostSpec) -> str:
         f"hh_private={int(spec.private)}",
         f"hh_gpus={spec.gpu_count}",
         f"hh_ports='{' '.join(f'{at}:{inside}' for inside, at in machine_ports(spec.ports).items())}'",
+        f"hh_cloud={spec.cloud or ''}",
         f"hh_lifetime_seconds={spec.lifetime_seconds}",
         "hh_agent() {",
         f"cat <<'{_END_OF_AGENT}'",

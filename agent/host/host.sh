@@ -1,12 +1,14 @@
 # The Headrace host agent: makes of a fresh Linux machine the home of one workload, as root, once.
 #
 # The text before this one, put there by `agent.host`, sets hh_url, hh_token, hh_attempt, hh_image, hh_private,
-# hh_gpus, hh_ports and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the whole; so does SSH.
+# hh_gpus, hh_ports, hh_cloud and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the
+# whole; so does SSH.
 #
 #   arm      a timer that powers the machine off, whatever else happens: the provider deletes what powers itself off
 #   check    the driver, the engine, the container toolkit
 #   pull     the image, with lines of progress to the control plane
 #   run      the agent as the command of a container, and the end of the machine after the end of that
+#   watch    meanwhile, for the cloud's notice that it takes the machine back
 #
 # What fails is told three times: to the control plane (/fault), to the console, which the provider shows to whoever
 # asks, and by powering off. The token is in no argument: it is in files that only root can read.
@@ -16,6 +18,7 @@ hh_root=${HEADRACE_HOST_ROOT:-}
 hh_dir=$hh_root/run/headrace
 hh_kept=$hh_root/var/lib/headrace
 hh_boot_scripts=$hh_root/var/lib/cloud/scripts/per-boot
+hh_metadata=${HEADRACE_HOST_METADATA:-http://169.254.169.254}
 hh_pull_seconds=5 # between two lines of progress
 hh_caps="AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETGID SETUID SYS_CHROOT"
 
@@ -200,7 +203,7 @@ hh_pull_once() { # sets `last` to the engine's last line
 # --- run --------------------------------------------------------------------------------------------------------------
 
 hh_run() {
-  local arguments cap memory port said status
+  local arguments cap memory port said status watcher
   arguments=(run --detach --name "$hh_attempt" --restart=no --cap-drop=ALL)
   for cap in $hh_caps; do arguments+=(--cap-add="$cap"); done
   arguments+=(--security-opt=no-new-privileges --pids-limit=32768 --log-driver=json-file --log-opt=max-size=10m)
@@ -215,7 +218,10 @@ hh_run() {
   if ! said=$(docker "${arguments[@]}" "$hh_image" /headrace-agent.sh 2>&1 >/dev/null); then
     hh_fault "the container does not start: ${said: -300}"
   fi
+  hh_watch &
+  watcher=$!
   hh_wait
+  kill "$watcher" 2>/dev/null
   printf 'headrace-host: the container ended with %s\n' "$status"
   # Only the agent's own words: what the workload prints goes to the control plane.
   [[ $status == 0 ]] || docker logs --tail 20 "$hh_attempt" 2>&1
@@ -230,6 +236,51 @@ hh_wait() { # sets `status`; an engine that restarts forgets who waits, and may 
       return
     fi
   done
+}
+
+# --- watch ------------------------------------------------------------------------------------------------------------
+
+hh_watch() { # until the notice; then the control plane is told, and the workload as long as it runs
+  local at= hinted=
+  [[ -n $hh_cloud ]] || return
+  until "hh_noticed_$hh_cloud"; do sleep 5; done
+  printf 'headrace-host: the provider takes this machine back%s\n' "${at:+ at $at}"
+  hh_tell "notice${at:+?at=$at}" &
+  while :; do # the agent of a container that has just begun may not hear it yet
+    docker kill --signal=USR1 "$hh_attempt" >/dev/null 2>&1
+    sleep 5
+  done
+}
+
+hh_tell() { # route; until it is heard
+  local code try
+  for try in {1..60}; do
+    code=$(curl -q -s -o /dev/null -w '%{http_code}' -K "$hh_dir/curl" --data-binary '' "$hh_url/agent/v1/$1")
+    [[ $code == [24]?? ]] && return
+    sleep 2
+  done
+}
+
+hh_noticed_aws() { # sets `at`; a spot machine has two minutes from the notice on
+  local token answer
+  token=$(hh_ask latest/api/token -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60') || return
+  token="X-aws-ec2-metadata-token: $token"
+  if [[ -z $hinted ]] && hh_ask latest/meta-data/events/recommendations/rebalance -H "$token" >/dev/null; then
+    hinted=1
+    hh_tell 'notice?kind=risk' &
+  fi
+  answer=$(hh_ask latest/meta-data/spot/instance-action -H "$token") || return
+  [[ ! $answer =~ \"time\":\ *\"([0-9TZ:-]+)\" ]] || at=${BASH_REMATCH[1]}
+}
+
+hh_noticed_gcp() { # a spot machine has 30 seconds: the first question is held for 5 and answered when something changes
+  local path=computeMetadata/v1/instance flavor='Metadata-Flavor: Google'
+  [[ $(hh_ask "$path/preempted?wait_for_change=true&timeout_sec=5" -H "$flavor") == TRUE ]] && return
+  [[ $(hh_ask "$path/maintenance-event" -H "$flavor") == TERMINATE_ON_HOST_MAINTENANCE ]]
+}
+
+hh_ask() { # path, curl's options; what the metadata say
+  curl -q -s -f -m 10 --noproxy '*' "${@:2}" "$hh_metadata/$1"
 }
 
 hh_main() {

@@ -25,9 +25,16 @@ class ExitForm(Frozen):
     signal: int = Field(default=0, ge=0, le=64)
     stdout: int = Field(ge=0, le=LAST_OFFSET)
     stderr: int = Field(ge=0, le=LAST_OFFSET)
+    interrupted: bool = False
 
     def report(self) -> ExitReport:
-        return ExitReport(status=self.status, signal=self.signal, stdout_bytes=self.stdout, stderr_bytes=self.stderr)
+        return ExitReport(
+            status=self.status,
+            signal=self.signal,
+            stdout_bytes=self.stdout,
+            stderr_bytes=self.stderr,
+            interrupted=self.interrupted,
+        )
 
 
 async def read_body(request: Request, limit: int) -> bytes:

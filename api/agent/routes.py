@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
+from pydantic import AwareDatetime
 from sqlmodel import Session
 
 from agent.launch_spec import LaunchSpec, render
@@ -140,6 +141,33 @@ async def registry(request: Request) -> Response:
         return _registry_config(services, session, instance, now)
 
     return await _before_launch(request, exchange)
+
+
+@router.post("/notice")
+async def notice(
+    request: Request,
+    at: Annotated[AwareDatetime | None, Query()] = None,
+    kind: Literal["interruption", "risk"] = "interruption",
+) -> Response:
+    """The provider has told the host agent that it takes the machine back, or that it may. It has the bootstrap token
+    only, so this one counts until the workload has ended; a workload that forges it uses up its own retries."""
+    services = _services(request)
+    attempt_id = bootstrap_attempt(services, request)
+    now = services.clock()
+
+    def store(session: Session) -> None:
+        instance = attempt_row(session, attempt_id)
+        if instance.exit_report is not None or _is_over(instance):
+            raise Conflict(f"{attempt_id} has ended")
+        hint = kind == "risk"
+        if lifecycle.interruption_noticed(session, instance, now, at=at, hint=hint):
+            when = "soon" if at is None else f"at {at.astimezone(UTC).isoformat(timespec='seconds')}"
+            risk = "the provider may take this machine back: it is at an elevated risk of interruption"
+            line = risk if hint else f"the provider takes this machine back {when}: the workload gets SIGTERM"
+            services.logs.append_system(session, instance.job_id, [line], now)
+
+    await services.db.write(store)
+    return _text("ok")
 
 
 # From the launch on: the session token --------------------------------------------------------------------------------

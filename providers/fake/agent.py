@@ -102,6 +102,7 @@ class _Agent:
             await asyncio.gather(*helpers, return_exceptions=True)
             await self._ship()
             report = {"status": status, "signal": signal, **{k: len(v) for k, v in self._written.items()}}
+            report["interrupted"] = int(script.notice)
             await self._post("/agent/v1/exit", data={name: str(value) for name, value in report.items()})
             self._tell("acknowledged")
             return status
@@ -121,6 +122,9 @@ class _Agent:
                 async with asyncio.timeout(pause):
                     await self._stop.wait()
                     return KILLED
+        if script.notice:
+            token = self._instance.bootstrap["token"]
+            await self._post("/agent/v1/notice", headers={"Authorization": f"Bearer {token}"})
         if script.hold_run and await self._stopped_before_release():
             return KILLED
         return script.status, script.signal

@@ -32,6 +32,8 @@ class AgentScript(BaseModel):
     """How many times the output is written, spread evenly over `run_seconds`."""
     status: int = 0
     signal: int = 0
+    notice: bool = False
+    """Its cloud gives notice, once the output is written, and the workload is told."""
     ignore_stop: bool = False
     """Goes on running after a stop order, and keeps polling."""
     silent_after_seconds: float | None = None

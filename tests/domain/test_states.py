@@ -46,6 +46,7 @@ class TestJudge:
     def test_status_0_succeeds(self) -> None:
         verdict = judge(ExitReport(status=0))
         assert (verdict.state, verdict.exit_code, verdict.reason) == (JobState.SUCCEEDED, 0, None)
+        assert judge(ExitReport(status=0, interrupted=True)) == verdict
 
     @pytest.mark.parametrize(
         ("report", "reason", "message"),
@@ -59,6 +60,9 @@ class TestJudge:
             (ExitReport(status=137, signal=9), Reason.WORKLOAD_SIGNALED, "SIGKILL); possibly out of memory"),
             (ExitReport(status=227, signal=99), Reason.WORKLOAD_SIGNALED, "signal 99 (unknown)"),
             (ExitReport(status=137, signal=9, oom_killed=True), Reason.WORKLOAD_OOM, "ran out of memory"),
+            (ExitReport(status=143, signal=15, interrupted=True), Reason.PREEMPTED, "signal 15 (SIGTERM)"),
+            (ExitReport(status=1, interrupted=True), Reason.PREEMPTED, "ended with status 1"),
+            (ExitReport(status=137, oom_killed=True, interrupted=True), Reason.WORKLOAD_OOM, "ran out of memory"),
         ],
     )
     def test_everything_else_fails_with_its_reason(self, report: ExitReport, reason: Reason, message: str) -> None:
