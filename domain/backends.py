@@ -14,10 +14,15 @@ from typing import Any
 from domain import fleets, forms
 from domain.errors import InvalidRequest
 from domain.forms import FieldKind, FormField, Values
+from domain.money import PricingModel
+from domain.terms import DEFAULT, BillingModel, Stopped
 
 __all__ = ["GROUP", "OURS", "Backend", "FieldKind", "FormField", "Values", "backend_of", "catalog", "check_fields"]
 
 GROUP = "headrace.providers"
+LAST = 1_000
+"""The precedence of whoever states none."""
+_THIS_MACHINE = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,10 @@ class Backend:
     tagline: str
     fields: tuple[FormField, ...]
     factory: str | None = None
+    billing: BillingModel = DEFAULT
+    """How it charges what no offer has terms of its own for."""
+    precedence: int = LAST
+    """Its place with the placement `capacity_optimized`: the lower, the earlier."""
     remote: bool = True
     """Whether its instances reach the control plane over the network, by `HEADRACE_PUBLIC_URL`."""
 
@@ -47,7 +56,14 @@ _AWS_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]+"
 _GCP_REGION = r"[a-z]+(-[a-z]+)+[0-9]+"
 _KEY_CHARACTERS = 16_384
 
-# In the order of the console's grid.
+# A minute at least, and disks once stopped: the terms of virtual machines by the second.
+_VIRTUAL_MACHINE = BillingModel(
+    pricing_model=PricingModel.INSTANCE_SECONDS, minimum_seconds=60, stopped=Stopped.STORAGE
+)
+_PER_SECOND = BillingModel(pricing_model=PricingModel.INSTANCE_SECONDS)
+_STORED = BillingModel(pricing_model=PricingModel.INSTANCE_SECONDS, stopped=Stopped.STORAGE)
+
+# In the order of the console's grid; the precedence goes by the breadth of capacity, own hardware first.
 OURS = (
     Backend(
         "aws",
@@ -66,6 +82,9 @@ OURS = (
             ),
         ),
         "providers.connect:aws",
+        # Terminated instances take their volumes along; stopped ones keep paying for them.
+        billing=_VIRTUAL_MACHINE,
+        precedence=20,
     ),
     Backend(
         "azure",
@@ -77,6 +96,9 @@ OURS = (
             FormField("client_id", "Client ID (Application ID)"),
             FormField("client_secret", "Client Secret", _SECRET),
         ),
+        # Machines that are stopped and not deallocated are charged in full.
+        billing=_PER_SECOND,
+        precedence=40,
     ),
     Backend(
         "gcp",
@@ -95,6 +117,8 @@ OURS = (
             ),
         ),
         "providers.connect:gcp",
+        billing=_VIRTUAL_MACHINE,
+        precedence=30,
     ),
     Backend(
         "runpod",
@@ -112,6 +136,9 @@ OURS = (
             ),
         ),
         "providers.connect:runpod",
+        # A stopped pod's volume costs twice what it costs in a running one.
+        billing=_STORED,
+        precedence=70,
     ),
     Backend(
         "modal",
@@ -122,6 +149,11 @@ OURS = (
             FormField("token_secret", "Token Secret", _SECRET),
             FormField("environment", "Environment", required=False, help="By default main."),
         ),
+        # A queue comes first; the container's time is what is charged.
+        billing=BillingModel(
+            pricing_model=PricingModel.INSTANCE_SECONDS, stopped=Stopped.NOTHING, boot_charged=False
+        ),
+        precedence=80,
     ),
     Backend(
         "nebius",
@@ -132,6 +164,9 @@ OURS = (
             FormField("public_key_id", "Public Key ID"),
             FormField("private_key", "Private key .pem file", _FILE, max_characters=_KEY_CHARACTERS),
         ),
+        # A preempted machine shows as stopped, and its disk is charged.
+        billing=_STORED,
+        precedence=50,
     ),
     Backend(
         "oci",
@@ -144,8 +179,19 @@ OURS = (
             FormField("region", "Home Region"),
             FormField("private_key", "Private Key (.pem file)", _FILE, max_characters=_KEY_CHARACTERS),
         ),
+        # GPU shapes are charged while they are stopped.
+        billing=BillingModel(pricing_model=PricingModel.INSTANCE_SECONDS, minimum_seconds=60),
+        precedence=60,
     ),
-    Backend("vastai", "Vast.ai", "Cheapest GPU marketplace", (FormField("api_key", "API Key", _SECRET),)),
+    Backend(
+        "vastai",
+        "Vast.ai",
+        "Cheapest GPU marketplace",
+        (FormField("api_key", "API Key", _SECRET),),
+        # Being outbid stops the instance; its storage is charged until it is destroyed.
+        billing=_STORED,
+        precedence=90,
+    ),
     Backend(
         "ssh",
         "SSH / On-prem",
@@ -153,6 +199,9 @@ OURS = (
         fleets.FORM,
         "providers.connect:ssh",
         remote=False,
+        # A host is leased until its container is confirmed gone.
+        billing=DEFAULT,
+        precedence=10,
     ),
 )  # fmt: skip
 
@@ -173,6 +222,12 @@ def _third_parties() -> dict[str, Backend]:
             raise TypeError(f"the entry point {entry.name!r} of {GROUP} is no Backend of that key")
         found[backend.key] = backend
     return found
+
+
+def precedence_of(key: str) -> int:
+    """Where a backend stands with `capacity_optimized`: this machine comes first, what is no backend last."""
+    backend = catalog().get(key)
+    return backend.precedence if backend else 0 if key == _THIS_MACHINE else LAST
 
 
 def backend_of(key: str) -> Backend:

@@ -5,9 +5,10 @@ from decimal import Decimal
 
 from pydantic import Field
 
-from domain.billing import BillingModel, model_of
+from domain.billing import model_of
 from domain.money import PricingModel
 from domain.spec import Frozen, Interconnect
+from domain.terms import BillingModel
 
 
 class Offer(Frozen):
@@ -47,6 +48,8 @@ class Offer(Frozen):
     observed_at: datetime
     disk_enforced: bool = True
     """Whether `ephemeral_disk_gb` is a limit that the backend enforces."""
+    network_isolated: bool = True
+    """Whether a job is kept from its machine's own services, private networks and cloud metadata."""
 
     @property
     def terms(self) -> BillingModel:

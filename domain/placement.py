@@ -6,9 +6,11 @@ The same function serves allocation and quotes, so a quote is what a create woul
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from domain.backends import precedence_of
 from domain.limits import affordable, least_cost
 from domain.money import UsdPerHour
 from domain.offers import Capabilities, Offer
@@ -18,8 +20,6 @@ _MICRO_USD = Decimal("1e-6")
 _SHOWN_NAMES = 5
 _REASON_CHARACTERS = 300
 _MOST_REASONS = 32
-# Curated precedence of `capacity_optimized`: own hardware first, then breadth of capacity. Unknown ones come last.
-PRECEDENCE = ("local", "ssh", "aws", "gcp", "azure", "nebius", "oci", "runpod", "modal", "vastai")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +257,10 @@ def _hardware(of: ComputeRequest | Offer) -> str:
 
 
 def _order(strategy: PlacementStrategy) -> Callable[[Offer], tuple[Decimal | int, Decimal | int, str]]:
-    rank = {name: index for index, name in enumerate(PRECEDENCE)}
+    rank = cache(precedence_of)
 
     def key(offer: Offer) -> tuple[Decimal | int, Decimal | int, str]:
-        precedence = rank.get(offer.provider, len(rank))
+        precedence = rank(offer.provider)
         if strategy is PlacementStrategy.LOWEST_COST:
             return (offer.price_usd_hr, precedence, offer.id)
         return (precedence, offer.price_usd_hr, offer.id)

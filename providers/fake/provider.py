@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 import httpx
 from pydantic import SecretStr
 
-from domain.billing import BillingModel, Stopped
 from domain.errors import (
     Ambiguous,
     AuthError,
@@ -31,6 +30,7 @@ from domain.masking import mask
 from domain.money import PricingModel
 from domain.offers import Capabilities, Offer
 from domain.spec import Interconnect
+from domain.terms import BillingModel, Stopped
 from providers.base import (
     CredentialReport,
     Handle,

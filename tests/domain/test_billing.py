@@ -5,11 +5,8 @@ from decimal import Decimal
 
 import pytest
 
+from domain.backends import catalog
 from domain.billing import (
-    BY_PROVIDER,
-    DEFAULT,
-    BillingModel,
-    Stopped,
     allocation_time,
     metered,
     model_of,
@@ -17,7 +14,7 @@ from domain.billing import (
 )
 from domain.money import PriceInterval, PricingModel, UsdPerHour, recorded
 from domain.offers import Offer
-from domain.placement import PRECEDENCE
+from domain.terms import DEFAULT, BillingModel, Stopped
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 OFFER = {
@@ -26,14 +23,14 @@ OFFER = {
 }  # fmt: skip
 
 
-def test_every_backend_of_the_placement_has_terms() -> None:
-    assert set(BY_PROVIDER) == set(PRECEDENCE)
-    assert model_of("a-new-one") == DEFAULT
+def test_a_backend_that_is_not_known_has_the_default_terms() -> None:
+    assert model_of("aws") == catalog()["aws"].billing != DEFAULT
+    assert model_of("local") == model_of("a-new-one") == DEFAULT
 
 
 def test_an_attempt_keeps_the_terms_that_its_offer_had() -> None:
     offer = Offer(**OFFER)
-    assert offer.terms == BY_PROVIDER["gcp"]
+    assert offer.terms == catalog()["gcp"].billing
     own = BillingModel(minimum_seconds=300)
     stored = Offer(**OFFER, billing=own, pricing_model=PricingModel.INSTANCE_SECONDS).model_dump(mode="json")
     meter = metered(stored, NOW, None, None, ())

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domain.attempts import Fault, fault_of
+from domain.backends import catalog
 from domain.offers import Capabilities, Offer
-from domain.placement import PRECEDENCE, Menu, Refusal, menu, only_too_dear, reason_details
+from domain.placement import Menu, Refusal, menu, only_too_dear, reason_details
 from domain.spec import ComputeRequest, Interconnect, JobSpec, Limits, Placement, PlacementStrategy, Port, SpotPolicy
 from domain.states import Reason
 
@@ -68,7 +69,7 @@ class TestOrder:
         assert ids(ask(wanted, *offers)) == ["c", "a", "b"]
 
     @given(
-        st.lists(st.tuples(st.sampled_from([*PRECEDENCE, "other"]), st.integers(1, 5)), max_size=12),
+        st.lists(st.tuples(st.sampled_from(["local", *catalog(), "other"]), st.integers(1, 5)), max_size=12),
         st.randoms(use_true_random=False),
         st.sampled_from(list(PlacementStrategy)),
     )

@@ -12,11 +12,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, select
 
-from domain.billing import BillingModel, Stopped
 from domain.ledger import day_of
 from domain.limits import accrued
 from domain.money import PricingModel, cents, cents_of
 from domain.states import InstanceState, JobState, Reason
+from domain.terms import BillingModel, Stopped
 from store import attempts, ledger, usage
 from store.db import Database
 from store.tables import BilledDay, Instance, Job, LedgerEntry, PriceRecord
