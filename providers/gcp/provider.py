@@ -45,7 +45,7 @@ from providers.gcp.errors import AlreadyThere, error_of_operation, is_done, of_a
 from providers.gcp.firewall import FirewallRules, published_ports
 from providers.gcp.launch import MachineImage, instance_resource, request_id
 from providers.gcp.market import SERVICE, Market
-from providers.gcp.offers import Machine, offers_of
+from providers.gcp.offers import Machine, offers_of, split_sku
 from providers.gcp.settings import GcpCredentials, GcpOptions
 from providers.gcp.views import (
     ATTEMPT_LABEL,
@@ -59,6 +59,7 @@ from providers.gcp.views import (
     instance_handle,
     instance_view,
     label_filter,
+    last_part,
     ports_data,
     time_of,
 )
@@ -121,7 +122,7 @@ class GcpProvider:
                 instance_resource=resource,
             )
         except AlreadyThere:
-            return await self._adopt(spec, name, zone, what)
+            return await self._adopt(spec, offer, name, what)
         except ProviderNotFound as error:
             raise of_a_create(error) from None
         if not operation.name:
@@ -140,7 +141,7 @@ class GcpProvider:
         try:
             await self._follow(handle, operation, what, secrets)
         except AlreadyThere:
-            return await self._adopt(spec, name, zone, what)
+            return await self._adopt(spec, offer, name, what)
         return handle
 
     async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
@@ -306,14 +307,18 @@ class GcpProvider:
         except ProviderNotFound:
             return None
 
-    async def _adopt(self, spec: InstanceSpec, name: str, zone: str, what: str) -> Handle:
+    async def _adopt(self, spec: InstanceSpec, offer: Offer, name: str, what: str) -> Handle:
         """The instance that has the attempt's name: an earlier create made it, even if no read shows it yet."""
+        zone = offer.zone or ""
         try:
             instance = await self._calls.call("Instances", "get", what, kind=_INSTANCE, zone=zone, instance=name)
         except ProviderNotFound:
             return instance_handle(name, zone, spec.attempt_id, None, None, is_reached=bool(published_ports(spec)))
         if instance.labels.get(OWNER_LABEL) != spec.owner_id or instance.labels.get(ATTEMPT_LABEL) != spec.attempt_id:
             raise ProviderRejected(f"{what}: an instance {name} in {zone} is there, and is not ours")
+        if last_part(instance.machine_type) != split_sku(offer.provider_sku)[0]:
+            # Names and request ids are of the attempt, which has one offer: this is not what was asked for.
+            raise ProviderRejected(f"{what}: {name} in {zone} is there as {last_part(instance.machine_type)}")
         return instance_view(instance).handle
 
     # Reads --------------------------------------------------------------------------------------------------------

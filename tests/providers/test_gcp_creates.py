@@ -86,6 +86,15 @@ async def test_a_name_that_a_stranger_has_is_refused(provider: GcpProvider, gcp:
         await provider.create(spec, offer)
 
 
+async def test_a_name_that_another_machine_of_ours_has_is_refused(provider: GcpProvider, gcp: GcpServer) -> None:
+    spec, offer = spec_for(), await offer_for(provider)
+    await provider.create(spec, offer)
+    gcp.cloud._requests.clear()
+    gcp.cloud.of(spec.attempt_id)[0].resource["machineType"] = "zones/us-central1-a/machineTypes/a3-highgpu-8g"
+    with pytest.raises(ProviderRejected, match="as a3-highgpu-8g"):
+        await provider.create(spec, offer)
+
+
 async def test_a_type_that_the_zone_does_not_have_is_no_capacity(provider: GcpProvider) -> None:
     offer = await offer_for(provider, "nvidia-h100-80gb", 8)
     with pytest.raises(NoCapacity, match="machineTypes"):

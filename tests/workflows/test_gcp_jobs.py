@@ -38,7 +38,8 @@ async def gcp_cloud(sqlite_url: str, temporal_address: str) -> AsyncIterator[tup
     """A control plane with Google as its only backend, and a URL at which machines reach it. In the end Google has
     nothing, and charges for nothing."""
     with gcp_fake.serve(key_pair()[1]) as (gcp, url):
-        async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address) as plane:
+        # A machine that is gone is missed after its last poll for orders would have ended.
+        async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address, orders_wait_seconds=1) as plane:
             yield plane, gcp
         assert gcp.cloud.running_charges() == []
         assert (gcp.cloud.machines, gcp.cloud.disks, gcp.cloud.firewalls) == ({}, {}, {})
@@ -129,12 +130,19 @@ async def test_a_preempted_spot_instance_is_replaced_and_its_ports_are_reached_a
 async def test_jobs_over_a_faulty_api_end_and_leave_nothing(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
     plane, gcp = gcp_cloud
     gcp.cloud.next_failure = ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "none left")
+    job_ids = [await submit(plane, "echo 0")]
+
+    async def has_failed() -> bool:
+        return gcp.cloud.next_failure is None
+
+    # An answer that is lost where nothing was made is looked for twelve seconds long.
+    await until(has_failed, what="a create that finds nothing left")
     gcp.faults += [
         Fault("create", loss="reset"), Fault("create", loss="internal"), Fault("delete", loss="html_502"),
         Fault("delete", loss="cut"), Fault("get", loss="unavailable"), Fault("get", loss="truncated"),
         Fault("list", loss="reset"), Fault("offers", loss="internal"), Fault("find", loss="html_502"),
     ]  # fmt: skip
-    job_ids = [await submit(plane, f"echo {number}; exit {number % 2}") for number in range(4)]
+    job_ids += [await submit(plane, f"echo {number}; exit {number % 2}") for number in range(1, 4)]
     for number, job_id in enumerate(job_ids):
         job = await plane.until_terminal(job_id, seconds=90)
         await plane.until_gone(job_id, seconds=90)
