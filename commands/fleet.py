@@ -151,7 +151,7 @@ def edit(
     named, fields = (None, {}) if file is None else read_fleet_file(file)
     fields = _laid_over(fields, Given((), user, port, key, bastion, bastion_key, price, slots).fields())
     if no_bastion:
-        fields |= {"bastion_hostname": None, "bastion_port": None, "bastion_user": None}
+        fields |= dict.fromkeys(("bastion_hostname", "bastion_port", "bastion_user", "bastion_host_key"))
     with ApiClient(find_credentials(data_dir)) as client, _hosts_told_of(as_json=as_json):
         row = client.get(_path(client, fleet))
         if add_host or remove_host:

@@ -18,8 +18,8 @@ from domain import fleets
 
 _HOST = {"hostname", "port", "user", "private_key_file", "host_key", "price_usd_hr", "cpu_slots", "address"}
 _FLEET = {
-    "name", "user", "port", "private_key_file", "hosts", "bastion", "bastion_private_key_file", "price_usd_hr",
-    "cpu_slots",
+    "name", "user", "port", "private_key_file", "hosts", "bastion", "bastion_private_key_file", "bastion_host_key",
+    "price_usd_hr", "cpu_slots",
 }  # fmt: skip
 
 
@@ -71,6 +71,8 @@ def read_fleet_file(path: Path) -> tuple[str | None, dict[str, Any]]:
             fields[name] = read_key(path.parent / fleet[f"{name}_file"])
     if fleet.get("bastion"):
         fields |= bastion_fields(fleet["bastion"])
+    if fleet.get("bastion_host_key"):
+        fields["bastion_host_key"] = fleet["bastion_host_key"]
     hosts = fleet.get("hosts") or []
     if not isinstance(hosts, list):
         raise usage(f"{path}: hosts is a list")
@@ -82,7 +84,7 @@ def read_fleet_file(path: Path) -> tuple[str | None, dict[str, Any]]:
 def bastion_fields(text: str) -> dict[str, Any]:
     """The bastion's fields of the form; all are there, so that those of another one do not stay."""
     found = host_of(text, "the bastion")
-    return {f"bastion_{name}": found.get(name, "") for name in ("hostname", "port", "user")}
+    return {f"bastion_{name}": found.get(name, "") for name in ("hostname", "port", "user", "host_key")}
 
 
 def host_of(text: Any, what: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A backend of a third party is an entry point of the group `headrace.providers`: 
 a `Backend` in a module that imports nothing heavy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -41,6 +41,9 @@ class Backend:
     """Its place with the placement `capacity_optimized`: the lower, the earlier."""
     remote: bool = True
     """Whether its instances reach the control plane over the network, by `HEADRACE_PUBLIC_URL`."""
+    hosts: Callable[[Values], dict[str, str]] | None = None
+    """Of a backend that is made of hosts: each host's name by the address at which it is known, from what was filled in;
+    a host belongs to one connection. None: it is not made of hosts."""
 
     @property
     def available(self) -> bool:
@@ -199,6 +202,7 @@ OURS = (
         fleets.FORM,
         "providers.connect:ssh",
         remote=False,
+        hosts=fleets.addresses_of,
         # A host is leased until its container is confirmed gone.
         billing=DEFAULT,
         precedence=10,

@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-from typing import Any
 
 from domain.forms import FieldKind, FormField, Values
 from domain.host_keys import MAX_CHARACTERS, address_of
@@ -50,6 +49,13 @@ def _key(name: str, label: str, help_: str, *, required: bool = False) -> FormFi
     return FormField(name, label, FieldKind.FILE, required=required, max_characters=_KEY_CHARACTERS, help=help_)
 
 
+def _host_key(name: str, label: str) -> FormField:
+    return FormField(
+        name, label, required=False, pattern=_HOST_KEY, max_characters=MAX_CHARACTERS,
+        help="Its public key in OpenSSH's form; by default the first one that is seen.",
+    )  # fmt: skip
+
+
 def _user(name: str, label: str, help_: str) -> FormField:
     return FormField(name, label, required=False, pattern=_USER, help=help_)
 
@@ -59,10 +65,7 @@ _HOST_FIELDS = (
     _port("port", "SSH port", "that of the fleet"),
     _user("user", "SSH user", "By default that of the fleet."),
     _key("private_key", "Private key", "By default that of the fleet."),
-    FormField(
-        "host_key", "Host key", required=False, pattern=_HOST_KEY, max_characters=MAX_CHARACTERS,
-        help="Its public key in OpenSSH's form; by default the first one that is seen.",
-    ),
+    _host_key("host_key", "Host key"),
     _price("By default that of the fleet."),
     _slots("By default that of the fleet."),
     FormField(
@@ -85,21 +88,20 @@ FORM = (
     _port("bastion_port", "Bastion port", str(DEFAULT_PORT)),
     _user("bastion_user", "Bastion user", "By default the SSH user."),
     _key("bastion_private_key", "Bastion private key", "By default the private key."),
+    _host_key("bastion_host_key", "Bastion host key"),
     _price("By default 0; a job pays for its part of a host."),
     _slots("On each host without GPUs; by default 1."),
 )  # fmt: skip
 """Of the backend `ssh`."""
 
 
-def addresses_of(options: dict[str, Any] | None) -> dict[str, str]:
+def addresses_of(values: Values) -> dict[str, str]:
     """Each host of a fleet by `host:port`, an address in its canonical form and a name in small letters; the values are
     the hosts as they were written."""
-    given = options or {}
-    fleet_port = int(given.get("port") or DEFAULT_PORT)
+    fleet_port = int(values.get("port") or DEFAULT_PORT)
     return {
         address_of(_canonical(host["hostname"]), int(host.get("port") or fleet_port)): str(host["hostname"])
-        for host in given.get("hosts") or ()
-        if isinstance(host, dict)
+        for host in values.get("hosts") or ()
     }
 
 

@@ -72,7 +72,7 @@ def ssh(context: ProviderContext, values: Values) -> Provider:
 
     given = _given(values, "user", "port", "private_key", "price_usd_hr", "cpu_slots", "hosts")
     if values.get("bastion_hostname"):
-        names = ("hostname", "port", "user", "private_key")
+        names = ("hostname", "port", "user", "private_key", "host_key")
         given["bastion"] = {name: values[key] for name in names if values.get(key := f"bastion_{name}") is not None}
     context.options = {
         "agent_socket": context.agent_socket,

@@ -361,14 +361,7 @@ def remove(session: Session, connection: Connection, now: datetime, *, terminate
         _forget(session, connection)
         return True
     if not terminate and connection.state != ConnectionState.REMOVING:
-        shown = [{"id": job.id, "name": job.name} for job in jobs[:_SHOWN_JOBS]]
-        named = ", ".join(job.name or job.id for job in jobs[:_SHOWN_JOBS])
-        more = f" and {len(jobs) - _SHOWN_JOBS} more" if len(jobs) > _SHOWN_JOBS else ""
-        raise Conflict(
-            f"instances of {named}{more} are live on it; end them, or remove it with force=terminate",
-            code="connection_in_use",
-            details={"jobs": shown, "count": len(jobs)},
-        )
+        raise live_on(jobs, "it", "end them, or remove it with force=terminate")
     connection.state, connection.updated_at = ConnectionState.REMOVING, now
     _wipe_candidate(connection)
     session.add(connection)
@@ -379,6 +372,18 @@ def remove(session: Session, connection: Connection, now: datetime, *, terminate
                 request_termination(session, job.id, now, message=message)
     publish(session, TOPIC)
     return False
+
+
+def live_on(jobs: Sequence[Job], what: str, remedy: str) -> Conflict:
+    """The refusal to take away what jobs run on; names whose."""
+    shown = [{"id": job.id, "name": job.name} for job in jobs[:_SHOWN_JOBS]]
+    named = ", ".join(job.name or job.id for job in jobs[:_SHOWN_JOBS])
+    more = f" and {len(jobs) - _SHOWN_JOBS} more" if len(jobs) > _SHOWN_JOBS else ""
+    return Conflict(
+        f"instances of {named}{more} are live on {what}; {remedy}",
+        code="connection_in_use",
+        details={"jobs": shown, "count": len(jobs)},
+    )
 
 
 def finish_removals(session: Session) -> list[str]:

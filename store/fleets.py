@@ -1,34 +1,38 @@
-"""Hosts of fleets: each belongs to one fleet, as far as those who connect it can see. Runs inside `Database.write`."""
+"""Hosts of connections that are made of hosts: each belongs to one of them, as far as those who connect it can see, and
+leaves it only when nothing runs there. Runs inside `Database.write`."""
 
 from sqlmodel import Session, col, select
 
-from domain.backends import Values
+from domain.backends import Backend, Values, catalog
 from domain.errors import Conflict
-from domain.fleets import addresses_of
-from store.connections import ConnectionState, Sight
+from store.connections import ConnectionState, Sight, live_on
 from store.db import is_sqlite
-from store.tables import Connection
+from store.tables import Connection, Instance, Job
 
 _LOCK = "hosts of fleets"
 
 
-def require_free_hosts(session: Session, sight: Sight, values: Values, now: Connection | None = None) -> None:
+def require_free_hosts(
+    session: Session, sight: Sight, backend: Backend, values: Values, edited: Connection | None = None
+) -> None:
     """Refuses hosts that another fleet has. Only fleets that the caller sees count: what others have is not told, and
-    the host itself keeps apart what several fleets put there. `now`: the fleet that is edited, whose hosts are its own.
+    the host itself keeps apart what several fleets put there. `edited`: the fleet whose values these are to be.
 
     Raises:
         Conflict: `host_in_use`; it names the host and the fleet.
     """
-    wanted = addresses_of(values)
-    wanted = {address: name for address, name in wanted.items() if now is None or address not in _hosts(now)}
+    if backend.hosts is None:
+        return
+    own = set() if edited is None else _hosts(edited)
+    wanted = {address: name for address, name in backend.hosts(values).items() if address not in own}
     if not wanted:
         return
     if not is_sqlite(session):
         # Two that add one host at once would each see that it is free.
         session.connection().exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%s))", (_LOCK,))
     others = select(Connection).where(*sight.conditions(), col(Connection.state) != ConnectionState.FAILED)
-    if now is not None:
-        others = others.where(Connection.id != now.id)
+    if edited is not None:
+        others = others.where(Connection.id != edited.id)
     for other in session.exec(others.order_by(col(Connection.created_at), col(Connection.id))):
         for address in sorted(_hosts(other) & wanted.keys()):
             raise Conflict(
@@ -38,6 +42,29 @@ def require_free_hosts(session: Session, sight: Sight, values: Values, now: Conn
             )
 
 
+def require_idle_hosts(session: Session, backend: Backend, values: Values, edited: Connection) -> None:
+    """Refuses an edit that takes hosts away on which something is live: nobody could see or end it any more.
+
+    Raises:
+        Conflict: `connection_in_use`; it names the jobs.
+    """
+    if backend.hosts is None:
+        return
+    gone = set(backend.hosts(edited.options).values()) - set(backend.hosts(values).values())
+    if not gone:
+        return
+    live = select(Instance.job_id, Instance.handle).where(
+        Instance.connection_id == edited.id, col(Instance.confirmed_absent_at).is_(None)
+    )
+    found = {job_id for job_id, handle in session.exec(live) if (handle or {}).get("host") in gone}
+    if found:
+        jobs = session.exec(select(Job).where(col(Job.id).in_(found)).order_by(col(Job.id))).all()
+        raise live_on(jobs, "hosts that are to leave the fleet", "end them first")
+
+
 def _hosts(connection: Connection) -> set[str]:
     """What it has, and what it is about to have."""
-    return {*addresses_of(connection.options), *addresses_of(connection.candidate_options)}
+    backend = catalog().get(connection.provider)
+    if backend is None or backend.hosts is None:
+        return set()
+    return {*backend.hosts(connection.options), *backend.hosts(connection.candidate_options or {})}

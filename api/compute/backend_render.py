@@ -10,7 +10,6 @@ from api.compute.backend_access import administers
 from api.encoding import number
 from api.services import Services
 from domain.backends import Backend, catalog
-from domain.fleets import addresses_of
 from domain.forms import Fields
 from domain.host_keys import fingerprint
 from domain.money import cents
@@ -66,7 +65,7 @@ def _render(
         "health": health,
         "live_instances": use.instances,
         "hourly_cost_usd": number(cents(use.usd_per_hour)),
-        **_size(row),
+        **_size(backend, row),
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }
@@ -96,10 +95,10 @@ def _project_names(session: Session, found: Sequence[Connection]) -> dict[str, s
     return dict(session.exec(query).all()) if wanted else {}
 
 
-def _size(row: Connection) -> dict[str, int | None]:
-    hosts = set(addresses_of(row.options).values())
-    if not hosts:
+def _size(backend: Backend | None, row: Connection) -> dict[str, int | None]:
+    if backend is None or backend.hosts is None:
         return {"host_count": None, "gpu_count": None}
+    hosts = set(backend.hosts(row.options).values())
     reports = [report for report in row.verified_hosts or () if report["hostname"] in hosts and report["usable"]]
     return {"host_count": len(hosts), "gpu_count": sum(len(report["gpus"]) for report in reports)}
 

@@ -105,7 +105,7 @@ async def connect_backend(
             named = directory.project_id(session, of_org, wanted.project) if wanted.project else None
             owner = Scope(of_org, named)
         name = wanted.name or backend.title
-        fleets.require_free_hosts(session, _sight(principal), values)
+        fleets.require_free_hosts(session, _sight(principal), backend, values)
         made = connections.connect(session, services.vault, owner, backend, name, values, now)
         data = {"provider": backend.key, "name": name, "scope": owner.key}
         audit.write(session, principal, "connection.connect", made.id, now, data, org_id=owner.org_id)
@@ -158,7 +158,8 @@ async def edit_backend(
             backend = backend_of(found.provider)
             _require_public_url(services, backend)
             values = check_fields(backend, wanted.fields, kept=connections.values_of(services.vault, found))
-            fleets.require_free_hosts(session, _sight(principal), values, found)
+            fleets.require_free_hosts(session, _sight(principal), backend, values, found)
+            fleets.require_idle_hosts(session, backend, values, found)
             if found.state == ConnectionState.FAILED:
                 found.state = ConnectionState.PENDING
             asked = connections.begin_verification(session, services.vault, found, backend, values, now)

@@ -100,4 +100,4 @@ def test_a_host_is_known_by_its_address_and_port_however_it_is_written() -> None
         ],
     }
     assert list(addresses_of(options)) == ["gpu-1.example:2200", "[2001:db8::1]:22", "192.0.2.1:2200"]
-    assert addresses_of(None) == {}
+    assert addresses_of({}) == {}

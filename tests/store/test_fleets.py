@@ -10,12 +10,14 @@ from sqlmodel import Session
 
 from domain.backends import backend_of, check_fields
 from domain.errors import Conflict
+from domain.states import InstanceState, JobState
 from store import connections, fleets
 from store.connections import Scope, Sight
 from store.db import Database
-from store.tables import Connection
+from store.tables import Connection, Instance
 from store.vault import Vault
 from tests.support.clock import SettableClock
+from tests.support.factory import Factory
 
 SSH = backend_of("ssh")
 EVERYTHING = Sight(None)
@@ -29,7 +31,7 @@ class Fleets:
         values = check_fields(SSH, {"private_key": "k", "hosts": list(hosts)})
 
         def connect(session: Session) -> str:
-            fleets.require_free_hosts(session, sight, values)
+            fleets.require_free_hosts(session, sight, SSH, values)
             return connections.connect(session, self.vault, scope or Scope(), SSH, name, values, self.clock()).id
 
         return self.database.run_write(connect)
@@ -38,7 +40,8 @@ class Fleets:
         def begin(session: Session) -> None:
             row = session.get_one(Connection, fleet_id)
             values = check_fields(SSH, {"hosts": list(hosts)}, {"private_key": "k"})
-            fleets.require_free_hosts(session, EVERYTHING, values, row)
+            fleets.require_free_hosts(session, EVERYTHING, SSH, values, row)
+            fleets.require_idle_hosts(session, SSH, values, row)
             connections.begin_verification(session, self.vault, row, SSH, values, self.clock())
 
         self.database.run_write(begin)
@@ -82,6 +85,26 @@ def test_what_was_refused_has_no_hosts_and_what_is_to_be_verified_has(made: Flee
     made.edit(lab, "192.0.2.1")
     with pytest.raises(Conflict, match="is a host of lab"):
         made.edit(other, "192.0.2.1", "192.0.2.2")
+
+
+def test_a_host_leaves_its_fleet_only_when_nothing_is_live_on_it(
+    made: Fleets, factory: Factory, clock: SettableClock
+) -> None:
+    lab = made.add("lab", "192.0.2.1", "192.0.2.2")
+    made.settle(lab)
+    job = factory.job(JobState.RUNNING, name="train")
+    handle = {"provider_id": "p", "host": "192.0.2.1"}
+    instance = factory.instance(job, InstanceState.RUNNING, connection_id=lab, allocated_at=clock(), handle=handle)
+    with pytest.raises(Conflict, match="instances of train are live on hosts that are to leave") as refused:
+        made.edit(lab, "192.0.2.2")
+    assert refused.value.details == {"jobs": [{"id": job.id, "name": "train"}], "count": 1}
+    made.edit(lab, "192.0.2.1:2222")
+
+    def gone(session: Session) -> None:
+        session.get_one(Instance, instance.id).confirmed_absent_at = clock()
+
+    made.database.run_write(gone)
+    made.edit(lab, "192.0.2.2")
 
 
 def test_fleets_out_of_sight_neither_count_nor_are_told_of(made: Fleets) -> None:
