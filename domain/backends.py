@@ -42,8 +42,8 @@ class Backend:
     remote: bool = True
     """Whether its instances reach the control plane over the network, by `HEADRACE_PUBLIC_URL`."""
     hosts: Callable[[Values], dict[str, str]] | None = None
-    """Of a backend that is made of hosts: each host's name by the address at which it is known, from what was filled in;
-    a host belongs to one connection. None: it is not made of hosts."""
+    """Of a backend that is made of hosts: each host's name by the address at which it is known, from what was filled
+    in; a host belongs to one connection. None: it is not made of hosts."""
 
     @property
     def available(self) -> bool:
