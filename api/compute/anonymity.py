@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlmodel import Session
 
+from api.compute.requests import PlacementRequest, refusal
 from api.services import Services
 from store import jobs, offers
 from store.access import Principal
@@ -86,6 +87,16 @@ class Veil:
         longest_first = "|".join(re.escape(word) for word in sorted(known, key=len, reverse=True))
         pattern = rf"(?<![\w-])(?:{longest_first})(?![\w-])"
         return re.sub(pattern, lambda found: known[found[0].lower()], text, flags=re.IGNORECASE)
+
+
+def check_choice(principal: Principal, placement: PlacementRequest | None) -> None:
+    """Whoever is not told of providers does not choose among them: what may be had from which would name them all.
+
+    Raises:
+        InvalidRequest: `placement.providers` is given all the same.
+    """
+    if placement is not None and placement.providers and not principal.sees_providers:
+        raise refusal("placement.providers", "is not for an organization that is not told of providers: leave it out")
 
 
 _NO_VEIL = Veil(drawn=False)

@@ -10,7 +10,7 @@ from sqlmodel import Session
 from api.auth import OnBehalfOf, Reader, ServicesOf, Writer
 from api.compute import render
 from api.compute.admission import Admitted, admit
-from api.compute.anonymity import veil_of
+from api.compute.anonymity import check_choice, veil_of
 from api.compute.documentation import errors
 from api.compute.requests import EXAMPLE_JOB
 from api.compute.schemas import Job, JobList
@@ -78,6 +78,7 @@ async def create_job(
     raw = await request.body()
     prepare = _prepare if len(raw) < _LARGE_BODY else _prepare_in_thread
     admitted, canonical = await prepare(raw)
+    check_choice(principal, admitted.request.placement)
     new = _new_job(services, admitted, on_behalf_of)
     claim = jobs.IdempotencyClaim(key, canonical, services.vault)
     now = services.clock()

@@ -12,6 +12,7 @@ from sqlmodel import Session
 from api.auth import OnBehalfOf, ServicesOf, Writer
 from api.bodies import documented, parsed
 from api.compute.admission import check_compute, ports_of
+from api.compute.anonymity import check_choice
 from api.compute.documentation import errors
 from api.compute.quote_requests import EXAMPLE_QUOTE, QuoteContainer, QuoteRequest
 from api.compute.requests import refusal
@@ -40,6 +41,7 @@ async def create_compute_quote(
     """What a create with the same configuration would be offered, by the offers as they were last polled. What cannot
     be had is an answer too: `available` is false, the prices are null, and each provider says why."""
     wanted = await parsed(request, QuoteRequest)
+    check_choice(principal, wanted.placement)
     asked = _spec(wanted)
     now, valid_for = services.clock(), timedelta(seconds=services.settings.offers_valid_seconds)
 

@@ -10,7 +10,7 @@ from domain.roles import Role
 from domain.states import EventType, InstanceState, JobState
 from store.tables import Instance, Job, Organization
 from store.transitions import record
-from tests.api.conftest import Api
+from tests.api.conftest import JOB, Api
 from tests.api.market import Market
 from tests.support.clock import SettableClock
 from tests.support.factory import Factory
@@ -96,6 +96,31 @@ def test_what_is_left_stays_readable(api: Api, job: Job) -> None:
     assert set(event["data"]) == {"instance_id", "message"}
     lines = [line["message"] for line in api.get(f"/jobs/{job.id}/logs").json()["data"]]
     assert lines == ["allocated an offer from a provider at 1 USD/h", "its machine is starting"]
+
+
+@pytest.mark.usefixtures("hidden")
+@pytest.mark.parametrize("provider", ["gcp", "nowhere"])
+def test_nobody_finds_out_by_choosing_which_providers_there_are(api: Api, factory: Factory, provider: str) -> None:
+    """One that is connected is refused as one that is not, by creates and by quotes."""
+    market = Market(api)
+    market.polled("gcp", market.offer("gcp", "g2-standard"))
+    wanted = {**JOB, "placement": {"providers": [provider]}}
+    quote = {
+        "resource_type": "job",
+        "compute": JOB["compute"],
+        "container": {"image": "app"},
+        "placement": wanted["placement"],
+    }
+    with api.with_token(factory.key(role=Role.ORG_ADMIN).token) as client:
+        answers = [
+            client.post("/jobs", json=wanted, headers={"Idempotency-Key": "k"}),
+            client.post("/catalog/quotes", json=quote),
+        ]
+        assert client.post("/jobs", json=JOB, headers={"Idempotency-Key": "k"}).status_code == 201
+    assert [answer.status_code for answer in answers] == [422, 422]
+    assert {answer.json()["error"]["details"]["field"] for answer in answers} == {"placement.providers"}
+    with api.with_token(factory.key(role=Role.CLUSTER_ADMIN).token) as admin:
+        assert admin.post("/catalog/quotes", json=quote).status_code == 200
 
 
 def test_the_workloads_own_lines_are_left_alone() -> None:
