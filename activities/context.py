@@ -12,12 +12,13 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.slot_queue import SlotQueue
+from agent.bootstrap import script_digest
 from agent.script import agent_script
 from domain.clock import Clock
 from domain.ids import AttemptId, new_id
 from providers.registry import Providers
 from settings import Settings
-from store import fence
+from store import agent_scripts, fence
 from store.db import Database
 from store.logs.blobs import BlobStore
 from store.logs.store import LogStore
@@ -48,6 +49,7 @@ class Context:
     behind its back."""
     slots: SlotQueue = field(default_factory=SlotQueue)
     _found_to_be_the_one: bool = False
+    _script_kept: bool = False
 
     async def is_the_one(self) -> bool:
         """Whether the database is the one that machines with our owner id belong to, by `store.fence`: only then may
@@ -64,6 +66,13 @@ class Context:
         await self.db.write(
             lambda session: self.logs.append_system(session, job_id, messages, now, instance_rank=instance_rank)
         )
+
+    async def keep_agent_script(self) -> None:
+        """Before a machine is made that may fetch it, from an API process of whatever version."""
+        if not self._script_kept:
+            text, now = self.agent_script, self.clock()
+            await self.db.write(lambda session: agent_scripts.keep(session, script_digest(text), text, now))
+            self._script_kept = True
 
     @property
     def agent_script(self) -> str:

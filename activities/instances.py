@@ -35,6 +35,8 @@ async def instance_spec(context: Context, job: Job, instance: Instance) -> Insta
     local = by_socket(context, instance.connection_id)
     if not local and settings.public_url is None:
         raise ProviderRejected("HEADRACE_PUBLIC_URL is not set: an agent there could not reach the API")
+    if not local:
+        await context.keep_agent_script()
     return InstanceSpec(
         attempt_id=attempt,
         owner_id=context.owner_id,

@@ -38,14 +38,14 @@ def bootstrap_attempt(services: Services, request: Request) -> AttemptId:
     return attempt_id
 
 
-def attempt_row(session: Session, attempt_id: AttemptId) -> Instance:
-    """The attempt's row, locked, and its job's before it.
+def attempt_row(session: Session, attempt_id: AttemptId, *, lock: bool = True) -> Instance:
+    """The attempt's row, locked, and its job's before it; `lock=False` is for reads.
 
     Raises:
         NotAuthenticated: there is no such attempt, or its absence was confirmed.
     """
     try:
-        return _valid(attempts.locked(session, attempt_id))
+        return _valid(attempts.locked(session, attempt_id) if lock else attempts.peek(session, attempt_id))
     except LookupError:
         raise NotAuthenticated(f"there is no attempt {attempt_id}") from None
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
 from pydantic import AwareDatetime
@@ -26,14 +26,14 @@ from api.agent.orders import order_of
 from api.presence import Order
 from api.services import Services
 from domain import images, ssh_keys
-from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAuthenticated, Unavailable
+from domain.errors import BadRequest, Conflict, Forbidden, InvalidRequest, NotAuthenticated, NotFound, Unavailable
 from domain.masking import mask
 from domain.outcome import ExitReport
 from domain.registry_auth import engine_config
 from domain.spec import Workload
 from domain.states import EventType
 from observability import count_log_bytes
-from store import launch_secrets, lifecycle
+from store import agent_scripts, launch_secrets, lifecycle
 from store.db import is_sqlite
 from store.launch_secrets import CannotLaunch
 from store.lifecycle import LaunchAnswer, LaunchDecision
@@ -89,6 +89,23 @@ async def hello(request: Request) -> Response:
     """A host agent's sign of life, before it can launch anything."""
     await _before_launch(request, lifecycle.hello)
     return _text("ok")
+
+
+@router.get("/script/{sha256}")
+async def script(request: Request, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
+    """The agent's text of this digest, for the bootstrap token of an attempt that is not over: 404 where this control
+    plane knows none such."""
+    services = _services(request)
+    attempt_id = bootstrap_attempt(services, request)
+
+    def read(session: Session) -> str | None:
+        attempt_row(session, attempt_id, lock=False)
+        return agent_scripts.find(session, sha256)
+
+    text = await services.db.read(read)
+    if text is None:
+        raise NotFound(f"there is no agent with the digest {sha256}")
+    return Response(text, media_type="text/x-shellscript")
 
 
 @router.post("/progress")

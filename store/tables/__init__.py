@@ -9,7 +9,7 @@ from store.tables.budgets import Budget, BudgetAlert, BudgetReservation
 from store.tables.catalog import ConnectionHealth, OfferRow
 from store.tables.connections import Connection, HostKey
 from store.tables.inputs import InboxRow, SlotWaiter
-from store.tables.installation import ConnectionSweep, Installation, Liveness, OrphanSighting
+from store.tables.installation import AgentScript, ConnectionSweep, Installation, Liveness, OrphanSighting
 from store.tables.jobs import IdempotencyKey, Instance, Job, JobEvent, PriceRecord
 from store.tables.ledger import BilledDay, BilledResource, LedgerEntry
 from store.tables.logs import LogBlob, LogChunk, LogState, LogStream
@@ -18,6 +18,7 @@ from store.tables.secrets import RetiredKey, Secret, SecretUse
 from store.tables.webhooks import Webhook, WebhookDelivery
 
 __all__ = [
+    "AgentScript",
     "ApiKey",
     "AuditEntry",
     "BilledDay",

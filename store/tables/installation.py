@@ -35,6 +35,14 @@ class Liveness(SQLModel, table=True):
     until: datetime = fields.time(nullable=False)
 
 
+class AgentScript(SQLModel, table=True):
+    """An agent's text that machines are told to fetch by its digest. Written once, and kept: there is one a version."""
+
+    sha256: str = Field(primary_key=True)
+    text: str
+    kept_at: datetime = fields.time(nullable=False)
+
+
 class OrphanSighting(SQLModel, table=True):
     """An instance at a provider that carries our owner id and that no row explains; deleted after a grace."""
 

@@ -261,6 +261,17 @@ async def open_site(database: Database, vault: Vault, **settings: Any) -> AsyncI
         await site.close()
 
 
+@contextlib.asynccontextmanager
+async def by_tcp(site: Site) -> AsyncIterator[str]:
+    """The agent routes as a machine far away reaches them; their URL."""
+    server = _Server(uvicorn.Config(create_agent_app(site.services), port=0, lifespan="off", log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, what="the server is up")
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.force_exit = server.should_exit = True
+    await serving
+
+
 async def until(condition: Callable[[], Any], *, seconds: float = 20, what: str = "") -> None:
     """Polls a condition, sync or async; fails with what was awaited."""
     deadline = asyncio.get_running_loop().time() + seconds

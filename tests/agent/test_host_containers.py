@@ -3,21 +3,19 @@
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from pydantic import SecretStr
 
 from agent.host import HostSpec, host_script
 from agent.script import agent_script
-from api.agent import create_agent_app
 from domain import images
 from domain.registry_auth import engine_config
 from domain.spec import RegistryCredential, Workload
 from providers.local.host_image import HOST_IMAGE
-from tests.agent.site import Attempt, Site, _Server, until
+from tests.agent.site import Attempt, Site
 from tests.providers.local_support import load_host_image, podman, setup_of
 from tests.support.registry import PASSWORD, RIGHT, WRONG, Registry, serving
 
@@ -28,17 +26,6 @@ pytestmark = pytest.mark.containers
 def podman_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory: how podman works here is found out once."""
     return tmp_path_factory.mktemp("podman")
-
-
-@pytest.fixture
-async def url(site: Site) -> AsyncIterator[str]:
-    """The agent routes as a machine far away reaches them: by TCP."""
-    server = _Server(uvicorn.Config(create_agent_app(site.services), port=0, lifespan="off", log_level="warning"))
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started, what="the server is up")
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.force_exit = server.should_exit = True
-    await serving
 
 
 async def boot(

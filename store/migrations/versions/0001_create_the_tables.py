@@ -11,6 +11,13 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_table(
+        "agentscript",
+        sa.Column("sha256", sa.String(), nullable=False),
+        sa.Column("text", sa.String(), nullable=False),
+        sa.Column("kept_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("sha256"),
+    )
+    op.create_table(
         "apikey",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("org_id", sa.String(), nullable=False),
