@@ -25,6 +25,7 @@ from providers.aws.provider import AwsProvider
 from providers.fake.agent import run_agent
 from providers.fake.script import AgentScript
 from store.ledger import attos_of
+from store.tables import Instance as Attempt
 from store.tables import LedgerEntry
 from tests.providers import aws_server
 from tests.providers.aws_server import AwsServer, Fault, ec2_error
@@ -147,21 +148,38 @@ async def test_a_job_runs_on_a_machine_and_gives_it_back(plane: ControlPlane, aw
     assert not [v for v in aws.backend("us-east-1").volumes.values() if v.get_tags()]
 
 
-async def test_a_spot_machine_that_was_taken_back_is_replaced(plane: ControlPlane, aws: AwsServer) -> None:
-    retry = {"on_preemption": True, "max_attempts": 2}
+async def test_a_spot_machine_that_is_taken_back_is_replaced_with_notice_and_without(
+    plane: ControlPlane, aws: AwsServer
+) -> None:
+    retry = {"on_preemption": True, "max_attempts": 3}
     job_id = await submit(plane, {"run_seconds": 600}, placement={"spot": "only"}, retry=retry)
-    await plane.until_state(job_id, JobState.RUNNING)
-    (first,) = await plane.attempts(job_id)
-    aws.end(aws.instance(first.id), "Server.SpotInstanceTermination", "Server.SpotInstanceTermination: taken back")
-
-    async def replaced() -> bool:
-        return len(await plane.attempts(job_id)) == 2
-
-    await until(replaced, what="a second attempt")
-    await plane.until_state(job_id, JobState.RUNNING)
+    for number, told in ((1, False), (2, True)):
+        attempt = await running(plane, job_id, number)
+        instance = aws.instance(attempt.id)
+        if told:
+            said = dict(re.findall(r"^(hh_url|hh_token)='(.*)'$", aws.script(instance), re.MULTILINE))
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {said['hh_token']}"}) as host:
+                assert (await host.post(f"{said['hh_url']}/agent/v1/notice")).status_code == 200
+        aws.end(instance, "Server.SpotInstanceTermination", "Server.SpotInstanceTermination: taken back")
+    await running(plane, job_id, 3)
     await plane.terminate(job_id)
     await finished(plane, aws, job_id)
-    assert (await plane.attempts(job_id))[0].reason_code == "preempted"
+    first, second, _ = await plane.attempts(job_id)
+    assert (first.reason_code, second.reason_code) == ("preempted", "preempted")
+    (noticed,) = await plane.events(job_id, "interruption_noticed")
+    assert noticed.data["instance_id"] == second.id
+
+
+async def running(plane: ControlPlane, job_id: str, number: int) -> Attempt:
+    """The job's attempt of that number, once its workload runs."""
+    found: list[Attempt] = []
+
+    async def runs() -> bool:
+        found[:] = [a for a in await plane.attempts(job_id) if a.number == number and a.started_at is not None]
+        return bool(found)
+
+    await until(runs, what=f"attempt {number}")
+    return found[0]
 
 
 async def test_a_boot_that_fails_gives_the_reason_of_the_host_agent(
