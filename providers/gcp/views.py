@@ -97,6 +97,10 @@ def instance_handle(
     )
 
 
+def _weight(operation: Any) -> tuple[bool, str]:
+    return _ENDS[operation.operation_type] is ProviderState.INTERRUPTED, str(operation.insert_time)
+
+
 def ports_data(ports: Sequence[Port]) -> dict[str, Any]:
     """What a handle keeps of the ports that its instance publishes."""
     return {"ports": [port.model_dump(mode="json") for port in ports]} if ports else {}
@@ -137,14 +141,15 @@ InstanceEnd = tuple[ProviderState, str]
 
 
 def end_of(operations: Iterable[Any], name: str, number: str) -> InstanceEnd | None:
-    """How Google ended the instance, by the operations on it, the newest first."""
+    """How Google ended the instance, by the operations on it: the newest. One that took it back counts over a shutdown
+    from within, which is what a machine may do when it hears of that."""
     ours = [
         operation
         for operation in operations
         if operation.operation_type in _ENDS
         and (str(operation.target_id) == number if number else last_part(operation.target_link) == name)
     ]
-    for operation in sorted(ours, key=lambda operation: str(operation.insert_time), reverse=True):
+    for operation in sorted(ours, key=_weight, reverse=True):
         words = operation.status_message or operation.description or operation.operation_type
         return _ENDS[operation.operation_type], str(words)[:_MESSAGE_CHARACTERS]
     return None

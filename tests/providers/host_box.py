@@ -22,11 +22,13 @@ case $1 in
     done
     (
       set -a; . "$variables"; set +a
-      PATH=$REAL_PATH TMPDIR=$BOX bash "${agent%%:*}" >"$BOX/output" 2>&1 </dev/null
+      PATH=$REAL_PATH TMPDIR=$BOX bash "${agent%%:*}" >"$BOX/output" 2>&1 </dev/null &
+      echo $! >"$BOX/pid"; wait $!
       echo $? >"$BOX/ending"; mv "$BOX/ending" "$BOX/ended"
     ) >/dev/null 2>&1 &
     echo container ;;
   wait) until [[ -s $BOX/ended ]]; do PATH=$REAL_PATH sleep 0.05; done; cat "$BOX/ended" ;;
+  kill) [[ ! -s $BOX/pid ]] || kill -"${2#--signal=}" "$(cat "$BOX/pid")" ;;
   logs) cat "$BOX/output" ;;
 esac
 """
@@ -34,8 +36,9 @@ NOTHING = "#!/bin/bash\n"
 NOWHERE = "http://127.0.0.1:9"
 
 
-async def boot(box: Path, user_data: str) -> asyncio.subprocess.Process:
-    """Starts the machine, whose files are in `box`. The process ends once the host agent ordered the shutdown."""
+async def boot(box: Path, user_data: str, metadata: str = NOWHERE) -> asyncio.subprocess.Process:
+    """Starts the machine, whose files are in `box`, and whose metadata server has that URL. The process ends once the
+    host agent ordered the shutdown."""
     tools = box / "bin"
     tools.mkdir(parents=True)
     (box / "proc").mkdir()
@@ -45,7 +48,7 @@ async def boot(box: Path, user_data: str) -> asyncio.subprocess.Process:
         (tools / tool).chmod(0o755)
     (box / "user-data").write_text(user_data)
     path = os.environ["PATH"]
-    machine = {"HEADRACE_HOST_ROOT": str(box), "HEADRACE_HOST_METADATA": NOWHERE}
+    machine = {"HEADRACE_HOST_ROOT": str(box), "HEADRACE_HOST_METADATA": metadata}
     return await asyncio.create_subprocess_exec(
         "bash",
         str(box / "user-data"),

@@ -161,6 +161,15 @@ def test_an_instance_says_how_it_is_and_its_operations_why_it_ended(
     assert view.attempt_id == "inst-x"
 
 
+def test_a_machine_that_shut_itself_down_on_its_notice_was_taken_back() -> None:
+    taken, shut_down = operation(kind="compute.instances.preempted"), operation(kind="compute.instances.guestTerminate")
+    taken.insert_time, shut_down.insert_time = "2026-11-30T12:00:00.000-08:00", "2026-11-30T12:00:20.000-08:00"
+    for operations in ([taken, shut_down], [shut_down, taken]):
+        ended = end_of(operations, "hr-x", "42")
+        assert ended is not None
+        assert ended[0] is ProviderState.INTERRUPTED
+
+
 def test_the_end_of_another_instance_is_not_ours() -> None:
     others = [operation(kind="compute.instances.preempted", target=43)]
     assert end_of(others, "hr-x", "42") is None

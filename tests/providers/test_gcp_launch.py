@@ -44,6 +44,7 @@ async def test_the_machine_gets_the_host_agent_and_no_secret_but_the_bootstrap_t
     script = metadata(launched(gcp))["user-data"]
     assert script.startswith("#!/bin/bash\n")
     assert f"hh_url='{URL}'\nhh_token='{TOKEN}'\nhh_attempt='{spec.attempt_id}'\nhh_image='{spec.image}'\n" in script
+    assert "\nhh_cloud=gcp\n" in script
     assert agent_script() in script
     private_key_line = key_pair()[0].splitlines()[1]
     for secret in (PASSWORD, private_key_line):

@@ -39,7 +39,7 @@ async def gcp_cloud(sqlite_url: str, temporal_address: str) -> AsyncIterator[tup
     nothing, and charges for nothing."""
     with gcp_fake.serve(key_pair()[1]) as (gcp, url):
         # A machine that is gone is missed after its last poll for orders would have ended.
-        async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address, orders_wait_seconds=1) as plane:
+        async with booting(gcp.cloud, url), plane_on(url, sqlite_url, temporal_address, orders_wait_seconds=1) as plane:
             yield plane, gcp
         assert gcp.cloud.running_charges() == []
         assert (gcp.cloud.machines, gcp.cloud.disks, gcp.cloud.firewalls) == ({}, {}, {})
@@ -88,12 +88,13 @@ async def test_a_job_runs_on_an_instance_and_gives_it_back(gcp_cloud: tuple[Cont
     assert charge.machine == attempt.offer["provider_sku"]
 
 
-async def test_a_preempted_spot_instance_is_replaced_and_its_ports_are_reached_at_the_next(
+async def test_a_spot_instance_that_is_taken_back_is_replaced_and_its_ports_are_reached_at_the_next(
     gcp_cloud: tuple[ControlPlane, GcpServer],
 ) -> None:
     plane, gcp = gcp_cloud
+    told = "trap 'echo saved; exit 75' TERM; sleep 600 & wait"
     container = {
-        "image": "registry.example/app:1", "command": ["sleep", "600"],
+        "image": "registry.example/app:1", "command": ["bash", "-c", told],
         "ports": [{"name": "ui", "container_port": 8080, "protocol": "http"}],
     }  # fmt: skip
     job_id = await plane.create(
@@ -111,12 +112,16 @@ async def test_a_preempted_spot_instance_is_replaced_and_its_ports_are_reached_a
     await until_reached_at("http://203.0.113.1:8080")
     (first,) = await plane.attempts(job_id)
     (machine,) = gcp.cloud.of(first.id)
+    gcp.cloud.noticed.add(machine.resource["name"])
+    await until(partial(_said, plane, job_id, "saved\n"), what="the end of the workload that was told")
     gcp.cloud.end(machine, "compute.instances.preempted", "Instance was preempted.", delete=True)
 
     async def is_replaced() -> bool:
         return len(gcp.cloud.bill) == 2
 
     await until(is_replaced, seconds=60, what="a second machine")
+    assert len(await plane.events(job_id, "interruption_noticed")) == 1
+    assert "preempted" in [event.data.get("reason") for event in await plane.events(job_id, "state_changed")]
     await plane.until_state(job_id, JobState.RUNNING, seconds=60)
     _, second = await plane.attempts(job_id)
     assert [name.endswith(second.id) for name in gcp.cloud.firewalls] == [True]
@@ -125,6 +130,10 @@ async def test_a_preempted_spot_instance_is_replaced_and_its_ports_are_reached_a
     await plane.until_terminal(job_id, seconds=60)
     await plane.until_gone(job_id, seconds=60)
     assert [charge.spot for charge in gcp.cloud.bill] == [True, True]
+
+
+async def _said(plane: ControlPlane, job_id: str, text: str) -> bool:
+    return await plane.log_text(job_id) == text
 
 
 async def test_jobs_over_a_faulty_api_end_and_leave_nothing(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
@@ -161,7 +170,7 @@ async def test_the_ledger_is_what_google_charged(sqlite_url: str, temporal_addre
     table = ((0.4, on_demand, 60), (60, spot, 60), (60.001, on_demand, 61), (137.4, on_demand, 138), (137.4, spot, 138))
     with gcp_fake.serve(key_pair()[1]) as (gcp, url):
         gcp.cloud.clock = lambda: clock().timestamp()
-        async with booting(gcp.cloud), plane_on(url, sqlite_url, temporal_address, clock, **waits) as plane:
+        async with booting(gcp.cloud, url), plane_on(url, sqlite_url, temporal_address, clock, **waits) as plane:
             begin = clock()
             job_ids = [
                 await submit(plane, "sleep 600", placement={"spot": "only" if price is spot else "never"})
@@ -189,7 +198,7 @@ async def test_a_project_is_connected_used_and_given_up_with_what_runs_in_it(
     with gcp_fake.serve(key_pair()[1]) as (gcp, url):
         options = {"look_pause_seconds": 0.01, "endpoints": {"compute": url, "billing": url}}
         monkeypatch.setattr(connections, "ProviderContext", partial(ProviderContext, options=options))
-        async with booting(gcp.cloud), plane_on(None, sqlite_url, temporal_address) as plane:
+        async with booting(gcp.cloud, url), plane_on(None, sqlite_url, temporal_address) as plane:
             body = {"provider": "gcp", "fields": {"service_account_key": service_account_key()}}
             answer = await plane.client.post(BACKENDS, json=body)
             assert (answer.status_code, answer.json()["state"]) == (201, "connected"), answer.text

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from tests.providers import host_box
 from tests.providers.gcp_fake.cloud import GcpCloud, Machine
+from tests.providers.gcp_fake.server import METADATA
 
 
 class Boots:
     """Starts what runs, and ends what Google took away."""
 
-    def __init__(self, cloud: GcpCloud) -> None:
+    def __init__(self, cloud: GcpCloud, url: str) -> None:
         self._cloud = cloud
+        self._url = url
         self._directory = Path(tempfile.mkdtemp(prefix="gcp-"))
         self._booted: dict[str, asyncio.subprocess.Process] = {}
         self._cut: set[str] = set()
@@ -46,13 +48,13 @@ class Boots:
     async def _boot(self, name: str, machine: Machine) -> asyncio.subprocess.Process:
         items = machine.resource["metadata"]["items"]
         user_data = next(item["value"] for item in items if item["key"] == "user-data")
-        return await host_box.boot(self._directory / name, user_data)
+        return await host_box.boot(self._directory / name, user_data, f"{self._url}{METADATA}/{name}")
 
 
 @contextlib.asynccontextmanager
-async def booting(cloud: GcpCloud) -> AsyncIterator[None]:
-    """The cloud's machines live while this is open."""
-    boots = Boots(cloud)
+async def booting(cloud: GcpCloud, url: str) -> AsyncIterator[None]:
+    """The cloud's machines live while this is open; its server is at the URL."""
+    boots = Boots(cloud, url)
     task = asyncio.create_task(boots.run())
     try:
         yield

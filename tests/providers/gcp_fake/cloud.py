@@ -82,6 +82,8 @@ class GcpCloud:
     next_firewall_failure: tuple[str, str] | None = None
     next_boot_failure: str | None = None
     next_hidden_reads: int = 0
+    noticed: set[str] = field(default_factory=set)
+    """Names of the machines that have been told that they will be taken back."""
     console: str = "one\ntwo\n"
     _ids: Any = field(default_factory=lambda: itertools.count(7_000_000_000_000_000_001))
     _requests: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from tests.providers.gcp_fake import stock
 from tests.providers.gcp_fake.cloud import GLOBAL, GcpCloud, Refused, matches
 from tests.providers.gcp_fake.stock import HOST, PROJECT
 
+METADATA = "/metadata"
+"""Below it and a machine's name is what its metadata server answers; in the world all have one address."""
 JSON = {"Content-Type": "application/json; charset=UTF-8"}
 PAGE_SIZE = 2
 CATALOG_PAGE_SIZE = 12
@@ -57,6 +60,8 @@ class GcpServer:
         """The answer, and the way to lose it."""
         split = urlsplit(target)
         query = dict(parse_qsl(split.query, keep_blank_values=True))
+        if split.path.startswith(METADATA):
+            return self._metadata(split.path, float(query.get("timeout_sec", 0)), headers), None
         call = Call(_operation(method, split.path, query), method, split.path, query, body.decode())
         token = next((value for name, value in headers.items() if name.lower() == "authorization"), "")
         with self._lock:
@@ -73,6 +78,16 @@ class GcpServer:
             if fault is not None and fault.spoil is not None:
                 answer = fault.spoil(call, answer)
             return answer, fault.loss if fault else None
+
+    def _metadata(self, path: str, wait_seconds: float, headers: dict[str, str]) -> Answer:
+        """Held while nothing changes; not under the lock."""
+        name, what = path.split("/")[2], path.rpartition("/")[2]
+        if headers.get("Metadata-Flavor") != "Google":
+            return Answer(403, b"")
+        deadline = time.monotonic() + wait_seconds
+        while name not in self.cloud.noticed and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return Answer(200, {"preempted": b"TRUE" if name in self.cloud.noticed else b"FALSE"}.get(what, b"NONE"))
 
     def unwell(self, way: str) -> Answer:
         if way == "internal":
