@@ -19,7 +19,6 @@ from providers.runpod.answers import (
 )
 from providers.runpod.credentials import RunPodCredentials, RunPodEndpoints
 
-_PAGE_SIZE = 1_000
 _MOST_PAGES = 100
 
 
@@ -62,7 +61,7 @@ class RunPodClient:
         pods: list[Pod] = []
         cursor: str | None = None
         for _ in range(_MOST_PAGES):
-            page = await self.rest("GET", "/pods", PodPage, what, params=_page(cursor))
+            page = await self.rest("GET", "/pods", PodPage, what, params=_after(cursor))
             pods += page.pods
             if (cursor := _following(page.pagination, cursor, what)) is None:
                 return pods
@@ -73,7 +72,7 @@ class RunPodClient:
         found: list[Registry] = []
         cursor: str | None = None
         for _ in range(_MOST_PAGES):
-            page = await self.rest("GET", "/registries", RegistryPage, what, params=_page(cursor) if cursor else None)
+            page = await self.rest("GET", "/registries", RegistryPage, what, params=_after(cursor))
             found += page.registries
             if (cursor := _following(page.pagination, cursor, what)) is None:
                 return found
@@ -103,8 +102,9 @@ class RunPodClient:
             raise Ambiguous(f"{what}: {type(error).__name__}: no answer") from error
 
 
-def _page(cursor: str | None) -> dict[str, str]:
-    return {"limit": str(_PAGE_SIZE), **({"cursor": cursor} if cursor else {})}
+def _after(cursor: str | None) -> dict[str, str]:
+    """The vendor's document knows neither pages nor a limit: only what an answer names is asked for."""
+    return {"cursor": cursor} if cursor else {}
 
 
 def _following(pagination: Pagination | None, cursor: str | None, what: str) -> str | None:

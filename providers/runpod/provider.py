@@ -135,7 +135,7 @@ class RunPodProvider:
             async with asyncio.timeout(self._timeout_seconds):
                 await asyncio.to_thread(account_id, key, url)
             # A key is scoped: this one may know its account and not its pods.
-            await self._client.rest("GET", "/pods", PodPage, "verify", params={"limit": "1"})
+            await self._client.rest("GET", "/pods", PodPage, "verify")
         except AuthError as error:
             return CredentialReport(status="auth", message=error.message)
         except (PermissionDenied, BillingBlocked) as error:

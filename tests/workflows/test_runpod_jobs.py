@@ -84,6 +84,23 @@ async def test_a_job_runs_on_a_pod_and_gives_it_back(plane: ControlPlane, runpod
     assert await plane.cloud.alive() == []
 
 
+async def test_a_cpu_pod_that_turns_out_too_dear_is_given_back_and_the_next_offer_taken(plane: ControlPlane) -> None:
+    assert plane.cloud is not None
+    await plane.cloud.fault("create", price_usd_hr="5", times=1)
+    job_id = await plane.create(
+        compute={"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 3, "ephemeral_disk_gb": 40},
+        container={"image": "registry.example/app:1", "command": ["fake", json.dumps({"status": 0})]},
+        placement={"max_price_usd_hr": 1},
+    )
+    job = await plane.until_terminal(job_id)
+    await plane.until_gone(job_id)
+    assert job["state"] == "succeeded"
+    offers = [attempt.offer for attempt in await plane.attempts(job_id)]
+    assert [(offer["provider_sku"], offer["vcpus"]) for offer in offers] == [("cpu3g|SECURE", 4)] * 2
+    assert offers[0]["id"] != offers[1]["id"]
+    assert await plane.cloud.alive() == []
+
+
 async def test_a_private_image_leaves_no_credential(plane: ControlPlane) -> None:
     container = {
         "image": "registry.example/app:1",

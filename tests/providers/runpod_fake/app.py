@@ -112,7 +112,7 @@ class _Api:
     # Pods ---------------------------------------------------------------------------------------------------------
 
     async def list_pods(self, request: Request) -> Response:
-        size = min(int(request.query_params.get("limit", "100")), self._cloud.settings.page_size)
+        size = self._cloud.settings.page_size
         after = int(request.query_params.get("cursor") or 0)
 
         def act(fault: Fault) -> Response:
