@@ -28,7 +28,7 @@ from store.ledger import attos_of
 from store.tables import Instance as Attempt
 from store.tables import LedgerEntry
 from tests.providers import aws_server
-from tests.providers.aws_server import AwsServer, Fault, ec2_error
+from tests.providers.aws_server import Answer, AwsServer, Call, Fault, ec2_error
 from tests.providers.aws_support import aws_provider
 from tests.support.agent_listener import agents_served, listening
 from tests.support.clock import SettableClock
@@ -243,8 +243,8 @@ async def test_a_jobs_ports_and_its_ssh_are_reached_at_the_machine(plane: Contro
 async def test_the_ledger_is_what_ec2_charged(
     sqlite_url: str, temporal_address: str, running_aws: tuple[AwsServer, str], aws: AwsServer, machines: Machines
 ) -> None:
-    """Time stands still, except while the machines run: one on demand, one on spot at a price that moves, and one that
-    is gone before its first minute is over."""
+    """Time stands still, except while the machines run: one on demand, one on spot at a price that moves, one that is
+    gone before its first minute is over, and one whose create was answered by an error seconds after it was made."""
     clock = SettableClock(datetime.now(UTC))
     aws.clock = clock
     waits = {"contact_timeout_seconds": 9_000, "provisioning_timeout_seconds": 9_000, "launch_timeout_seconds": 9_000}
@@ -254,21 +254,26 @@ async def test_the_ledger_is_what_ec2_charged(
         await plane.terminate(job_id)
         await finished(plane, aws, job_id)
 
+    def late(call: Call, answer: Answer) -> Answer:
+        clock.advance(7.7)
+        return answer
+
     async with plane_on(running_aws[1], machines, sqlite_url, temporal_address, clock, **waits) as plane:
         assert plane.context is not None
-        jobs = [
-            await submit(plane, {"run_seconds": 600}, placement={"spot": spot}) for spot in ("never", "only", "only")
-        ]
-        for job_id in jobs:
-            await plane.until_state(job_id, JobState.RUNNING)
+        aws.faults.append(Fault("create", spoil=late, loss="internal"))
+        jobs: list[str] = []
+        for spot in ("never", "never", "only", "only"):
+            jobs.append(await submit(plane, {"run_seconds": 600}, placement={"spot": spot}))
+            await plane.until_state(jobs[-1], JobState.RUNNING)
         clock.advance(12.3)
-        await end(jobs[2])
+        await end(jobs[3])
         clock.advance(125.1)
         aws.price_spot("p5.48xlarge", "19.5")
         await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "aws-1")
         await end(jobs[0])
-        clock.advance(1_800)
         await end(jobs[1])
+        clock.advance(1_800)
+        await end(jobs[2])
         charges = {charge.attempt: charge for charge in aws.bill}
         for job_id, usd in zip(jobs, EXPECTED_USD, strict=True):
             (attempt,) = await plane.attempts(job_id)
@@ -279,6 +284,7 @@ async def test_the_ledger_is_what_ec2_charged(
 
 
 EXPECTED_USD = (
+    Fraction("55.04") * 146 / 3600,
     Fraction("55.04") * 138 / 3600,
     (Fraction("21.123457") * 138 + Fraction("19.5") * 1_800) / 3600,
     Fraction("21.123457") * 60 / 3600,
