@@ -202,6 +202,21 @@ hh_pull_once() { # sets `last` to the engine's last line
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
+hh_shield() { # containers reach no metadata of the machine, this text among them, but for the resolver there
+  local address protocol tool
+  for address in 169.254.169.254 fd00:ec2::254 fd20:ce::254; do
+    [[ $address == *:* ]] && tool=ip6tables || tool=iptables
+    # What a container sends passes there before any rule of docker's; what the machine sends does not.
+    if "$tool" -w 10 -t raw -I PREROUTING -d "$address" -j DROP; then
+      for protocol in udp tcp; do
+        "$tool" -w 10 -t raw -I PREROUTING -d "$address" -p "$protocol" --dport 53 -j ACCEPT
+      done
+    elif [[ $tool == iptables && -n $hh_cloud ]]; then
+      hh_fault "containers cannot be kept from the machine's metadata: iptables fails"
+    fi
+  done
+} 2>/dev/null
+
 hh_run() {
   local arguments cap memory port said status watcher
   arguments=(run --detach --name "$hh_attempt" --restart=no --cap-drop=ALL)
@@ -212,8 +227,7 @@ hh_run() {
   ((hh_gpus)) && arguments+=(--gpus=all --ulimit=memlock=-1 --ulimit=stack=67108864)
   for port in $hh_ports; do arguments+=(--publish="$port/tcp"); done
   arguments+=(--env-file="$hh_dir/env" --volume="$hh_dir/agent.sh:/headrace-agent.sh:ro" --entrypoint=bash)
-  # The machine has no cloud identity, and its metadata do not answer from so far; this also keeps the boot text apart.
-  iptables -w 10 -I DOCKER-USER -d 169.254.169.254 -j DROP 2>/dev/null
+  hh_shield
   hh_say "starting the container"
   if ! said=$(docker "${arguments[@]}" "$hh_image" /headrace-agent.sh 2>&1 >/dev/null); then
     hh_fault "the container does not start: ${said: -300}"

@@ -5,7 +5,7 @@ import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -93,7 +93,7 @@ class Machine:
         (path / "proc").mkdir()
         (path / "proc/meminfo").write_text("MemTotal:       16000000 kB\n")
         self.tool("docker", DOCKER)
-        for name in ("shutdown", "iptables", "systemctl", "sleep"):
+        for name in ("shutdown", "iptables", "ip6tables", "systemctl", "sleep"):
             self.tool(name, RECORDER)
 
     def tool(self, name: str, text: str) -> None:
@@ -107,8 +107,8 @@ class Machine:
         path = self.path / name
         return path.read_text() if path.exists() else ""
 
-    def boot(self, script: str, **variables: str) -> str:
-        """Runs the script as a boot would, with further variables; its console."""
+    def boot(self, script: str, *, under: Sequence[str] = (), **variables: str) -> str:
+        """Runs the script as a boot would, by a command and with further variables; its console."""
         file = self.path / "part-001"
         file.write_text(script)
         environment = {
@@ -118,7 +118,7 @@ class Machine:
             **variables,
         }
         done = subprocess.run(
-            ["bash", str(file), "run"], env=environment, capture_output=True, text=True, timeout=60, check=False
+            [*under, "bash", str(file), "run"], env=environment, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
