@@ -52,7 +52,8 @@ class GcpCalls:
         return answer
 
     async def pages(self, service: str, method: str, what: str, *, kind: str, **request: Any) -> list[Any]:
-        """All pages of a list, as the SDK's messages.
+        """All pages of a list, as the SDK's messages. Partial success cannot be asked for: its requests (1.57) lack the
+        field, and half a list would be none anyway.
 
         Raises:
             Ambiguous: a page that is none, that came before, or that says that something could not be reached.

@@ -1,8 +1,6 @@
 """What Compute Engine offers, for what price, and how much of it the quotas allow."""
 
-import json
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from domain.spec import Interconnect
 from providers.base import OfferQuery
 from providers.gcp.prices import Shape, price_of, prices_of
 from providers.gcp.provider import GcpProvider
-from tests.providers.gcp_fake import Answer, Call, Fault, GcpServer, stock
+from tests.providers.gcp_fake import GcpServer, stock
 from tests.providers.gcp_support import (
     MakeProvider,
     offer_for,
@@ -141,22 +139,3 @@ async def test_a_price_that_is_none_spoils_the_list(
     core["pricingInfo"][0]["pricingExpression"]["tieredRates"][0]["unitPrice"] = price
     with pytest.raises(Ambiguous, match="price"):
         await provider.offers(OfferQuery())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"unreachables": ["zones/us-central1-b"]},
-        {"warning": {"code": "UNREACHABLE", "message": "us-central1-b"}},
-        {"items": {"zones/us-central1-b": {"warning": {"code": "UNREACHABLE", "message": "down"}}}},
-        {"kind": "compute#something"},
-        {"nextPageToken": "0"},
-    ],
-)
-async def test_half_of_the_zones_is_no_list(provider: GcpProvider, gcp: GcpServer, change: dict[str, Any]) -> None:
-    def spoil(call: Call, answer: Answer) -> Answer:
-        return Answer(200, json.dumps({**json.loads(answer.body), **change}).encode())
-
-    gcp.faults += [Fault("list", spoil=spoil), Fault("list", spoil=spoil)]
-    with pytest.raises(Ambiguous):
-        await provider.list_owned()

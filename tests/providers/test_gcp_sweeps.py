@@ -1,7 +1,11 @@
 """Nothing of ours at Compute Engine is overlooked, and nothing of others is touched."""
 
+import json
+from typing import Any
+
 import pytest
 
+from domain.errors import Ambiguous
 from providers.base import Handle, InstanceSpec, TerminateState
 from providers.gcp.provider import GcpProvider
 from tests.providers.conformance import OWNER, until_gone
@@ -77,3 +81,22 @@ async def test_what_a_filter_let_through_and_is_not_ours_is_left_alone(provider:
 
     gcp.faults += [Fault("list", spoil=disown), Fault("GET aggregated/disks", spoil=disown)]
     assert await provider.list_owned() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unreachables": ["zones/us-central1-b"]},
+        {"warning": {"code": "UNREACHABLE", "message": "us-central1-b"}},
+        {"items": {"zones/us-central1-b": {"warning": {"code": "UNREACHABLE", "message": "down"}}}},
+        {"kind": "compute#something"},
+        {"nextPageToken": "0"},
+    ],
+)
+async def test_half_of_the_zones_is_no_list(provider: GcpProvider, gcp: GcpServer, change: dict[str, Any]) -> None:
+    def spoil(call: Call, answer: Answer) -> Answer:
+        return Answer(200, json.dumps({**json.loads(answer.body), **change}).encode())
+
+    gcp.faults += [Fault("list", spoil=spoil), Fault("list", spoil=spoil)]
+    with pytest.raises(Ambiguous):
+        await provider.list_owned()
