@@ -78,6 +78,7 @@ BY_CODE: Mapping[str, type[ProviderError]] = {
     "InvalidGroup.Duplicate": AlreadyThere,
     "InvalidPermission.Duplicate": AlreadyThere,
     "DependencyViolation": InUse,
+    "VolumeInUse": InUse,
     "InvalidGroup.InUse": InUse,
     "ParameterNotFound": ProviderRejected,
     "InternalError": Ambiguous,

@@ -46,16 +46,8 @@ class Leftovers:
 
     async def owned(self, region: str, what: str) -> list[InstanceView]:
         """All that no instance holds by the look of it. A group does not say who holds it."""
-        kinds = tuple(_KINDS.values())
-        lists = await asyncio.gather(
-            *(self._described(kind, region, what, f"tag:{OWNER_TAG}", self._owner_id) for kind in kinds)
-        )
-        return [
-            _view(kind, item, region)
-            for kind, items in zip(kinds, lists, strict=True)
-            for item in items
-            if _may_be_deleted(kind, item)
-        ]
+        found = await self._tagged(region, what, OWNER_TAG, self._owner_id)
+        return [_view(kind, item, region) for kind, item in found if _may_be_deleted(kind, item)]
 
     async def delete(self, handle: Handle, region: str, what: str) -> TerminateState:
         """Deletes what the handle names."""
@@ -69,14 +61,13 @@ class Leftovers:
         attempt = handle.data.get("attempt")
         if not attempt:
             return TerminateState.GONE
-        lists = await asyncio.gather(
-            *(self._described(kind, region, what, f"tag:{ATTEMPT_TAG}", attempt) for kind in _KINDS.values())
-        )
-        for kind, items in zip(_KINDS.values(), lists, strict=True):
-            for item in items:
-                if _may_be_deleted(kind, item):
-                    await self._delete(kind, region, what, str(item.get(kind.id_key)))
-        return TerminateState.REQUESTED if any(lists) else TerminateState.GONE
+        left = await self._tagged(region, what, ATTEMPT_TAG, attempt)
+        for kind, item in left:
+            if _may_be_deleted(kind, item):
+                await self._delete(kind, region, what, str(item.get(kind.id_key)))
+        # Its charges go on until it is known to be gone: no round is waited for that is not needed.
+        left = left and await self._tagged(region, what, ATTEMPT_TAG, attempt)
+        return TerminateState.REQUESTED if left else TerminateState.GONE
 
     async def discard_group(self, region: str, group_id: str, what: str) -> None:
         """Deletes the group of an instance that was not made."""
@@ -86,6 +77,12 @@ class Leftovers:
         # What is in use will be asked for again: for a moment, a dead instance holds its group still.
         with contextlib.suppress(ProviderNotFound, InUse):
             await self._calls.call("ec2", region, kind.delete, what, **{kind.id_key: item_id})
+
+    async def _tagged(self, region: str, what: str, tag: str, value: str) -> list[tuple[_Kind, dict[str, Any]]]:
+        """Of every kind."""
+        kinds = tuple(_KINDS.values())
+        lists = await asyncio.gather(*(self._described(kind, region, what, f"tag:{tag}", value) for kind in kinds))
+        return [(kind, item) for kind, items in zip(kinds, lists, strict=True) for item in items]
 
     async def _described(self, kind: _Kind, region: str, what: str, name: str, value: str) -> Sequence[dict[str, Any]]:
         filters = [{"Name": name, "Values": [value]}]

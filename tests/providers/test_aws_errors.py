@@ -16,7 +16,7 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from providers.aws.errors import TokenSpent, error_of
+from providers.aws.errors import AlreadyThere, InUse, TokenSpent, error_of
 from providers.aws.views import instance_view
 from providers.base import ProviderState
 
@@ -55,6 +55,12 @@ CODES: list[tuple[str, int, type[ProviderError]]] = [
     ("InvalidAMIID.NotFound", 400, ProviderRejected),
     ("InvalidInstanceID.NotFound", 400, ProviderNotFound),
     ("InvalidVolume.NotFound", 400, ProviderNotFound),
+    ("InvalidGroup.NotFound", 400, ProviderNotFound),
+    ("InvalidGroup.Duplicate", 400, AlreadyThere),
+    ("InvalidPermission.Duplicate", 400, AlreadyThere),
+    ("DependencyViolation", 400, InUse),
+    ("VolumeInUse", 400, InUse),
+    ("SecurityGroupLimitExceeded", 400, QuotaExceeded),
 ]
 
 

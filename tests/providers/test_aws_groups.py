@@ -140,9 +140,8 @@ async def test_a_group_goes_after_its_machine_and_keeps_the_attempt_until_then(
     aws.faults.append(Fault("DeleteSecurityGroup", before=lambda call: held))
     assert await provider.terminate(handle) is TerminateState.REQUESTED
     assert len(aws.groups()) == 1
-    assert await provider.terminate(handle) is TerminateState.REQUESTED
-    assert aws.groups() == []
     assert await provider.terminate(handle) is TerminateState.GONE
+    assert aws.groups() == []
 
 
 async def test_a_sweep_finds_the_group_of_a_create_that_went_no_further(provider: AwsProvider, aws: AwsServer) -> None:

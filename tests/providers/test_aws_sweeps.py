@@ -68,9 +68,12 @@ async def test_a_volume_that_was_left_behind_keeps_the_attempt_from_being_gone(
     provider: AwsProvider, aws: AwsServer, left_volume: tuple[InstanceSpec, Handle, Any]
 ) -> None:
     _, handle, volume = left_volume
+    held = ec2_error(400, "VolumeInUse", "the volume is attached still")
+    aws.faults.append(Fault("DeleteVolume", before=lambda call: held))
     assert await provider.terminate(handle) is TerminateState.REQUESTED
-    assert volume.id not in aws.backend("us-east-1").volumes
+    assert volume.id in aws.backend("us-east-1").volumes
     assert await provider.terminate(handle) is TerminateState.GONE
+    assert volume.id not in aws.backend("us-east-1").volumes
 
 
 async def test_a_sweep_finds_a_volume_that_was_left_behind_and_can_delete_it(
