@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="SSH fleets, hosts of your own: add
 _PATH = "/api/compute/cloud/backends"
 _PAUSE_SECONDS = 1.0
 _PATIENCE_SECONDS = 180.0
-"""A probe takes at most a minute once a worker has it."""
+"""A probe takes at most two minutes once a worker has it."""
 
 FleetName = Annotated[str, typer.Argument(metavar="FLEET", help="Its name, or its id (conn_...).", show_default=False)]
 File = Annotated[
