@@ -118,6 +118,19 @@ OURS = (
                 "regions", "Regions", _LIST, required=False, pattern=_GCP_REGION,
                 help="Where machines are rented; by default us-central1, us-east1, us-east4 and us-west1.",
             ),
+            FormField(
+                "network", "Network", required=False, pattern=r"global/networks/[a-z][a-z0-9-]{0,62}",
+                help="Of the machines; by default global/networks/default.",
+            ),
+            FormField(
+                "subnetworks", "Subnetworks", _LIST, required=False,
+                pattern=rf"regions/{_GCP_REGION}/subnetworks/[a-z][a-z0-9-]{{0,62}}",
+                help="One for each region, where the network makes none by itself.",
+            ),
+            FormField(
+                "private_addresses", "Private addresses only", FieldKind.BOOLEAN, required=False,
+                help="The way out is then a Cloud NAT of the network.",
+            ),
         ),
         "providers.connect:gcp",
         billing=_VIRTUAL_MACHINE,

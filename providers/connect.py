@@ -51,7 +51,13 @@ def gcp(context: ProviderContext, values: Values) -> Provider:
     from providers.gcp.provider import GcpProvider
     from providers.gcp.settings import GcpCredentials
 
-    context.options = {**context.options, **_given(values, "regions")}
+    subnetworks = {path.split("/")[1]: path for path in values.get("subnetworks") or ()}
+    context.options = {
+        **context.options,
+        **_given(values, "regions", "network"),
+        "subnetworks": subnetworks,
+        "public_address": not values.get("private_addresses"),
+    }
     return GcpProvider(context, GcpCredentials(**_given(values, "project_id", "service_account_key")))
 
 

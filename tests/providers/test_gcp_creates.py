@@ -4,13 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from domain.errors import (
-    Ambiguous,
-    NoCapacity,
-    ProviderError,
-    ProviderRejected,
-    QuotaExceeded,
-)
+from domain.errors import Ambiguous, NoCapacity, ProviderError, ProviderRejected, QuotaExceeded
 from providers.base import OfferQuery, ProviderState, TerminateState
 from providers.gcp.provider import GcpProvider
 from tests.providers.conformance import no_progress, until_gone

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from domain.errors import (
-    AuthError,
-)
-from providers.base import OfferQuery
+from domain.backends import catalog, check_fields
+from domain.errors import AuthError, InvalidRequest
+from providers import connect
+from providers.base import OfferQuery, ProviderContext
 from providers.gcp.provider import GcpProvider
-from providers.gcp.settings import GcpCredentials
+from providers.gcp.settings import GcpCredentials, GcpOptions
+from tests.providers.conformance import OWNER
 from tests.providers.gcp_fake import Fault, GcpServer, google_error, stock
 from tests.providers.gcp_support import MakeProvider, offer_for, service_account_key, spec_for
 
@@ -84,6 +85,20 @@ def test_a_key_that_is_none_is_refused_and_not_repeated(key: str) -> None:
 def test_options_that_are_none_are_refused(make_gcp_provider: MakeProvider, options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         make_gcp_provider(**options)
+
+
+def test_the_form_takes_the_network_of_the_machines() -> None:
+    subnetwork = "regions/us-east1/subnetworks/jobs"
+    network = {"network": "global/networks/jobs", "subnetworks": [subnetwork], "private_addresses": True}
+    given = {"service_account_key": service_account_key(), "regions": ["us-east1"], **network}
+    context = ProviderContext("gcp-1", OWNER, "/nonexistent")
+    connect.build("gcp", context, check_fields(catalog()["gcp"], given))
+    options = GcpOptions.model_validate(context.options)
+    assert (options.network, options.subnetworks) == ("global/networks/jobs", {"us-east1": subnetwork})
+    assert not options.public_address
+    assert options.regions == ("us-east1",)
+    with pytest.raises(InvalidRequest, match="subnetworks"):
+        check_fields(catalog()["gcp"], {**given, "subnetworks": ["jobs"]})
 
 
 def test_the_sdk_is_not_loaded_before_the_first_call() -> None:

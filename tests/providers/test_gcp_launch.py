@@ -8,9 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from agent.script import agent_script
-from domain.errors import (
-    ProviderRejected,
-)
+from domain.errors import ProviderRejected
 from domain.spec import RegistryCredential
 from providers.base import AgentBootstrap, OfferQuery
 from providers.gcp.launch import gibibytes, request_id, user_data

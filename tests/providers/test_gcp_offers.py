@@ -4,9 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from domain.errors import (
-    Ambiguous,
-)
+from domain.errors import Ambiguous
 from domain.spec import Interconnect
 from providers.base import OfferQuery
 from providers.gcp.prices import Shape, price_of, prices_of
