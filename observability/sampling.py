@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
@@ -16,13 +16,15 @@ from structlog import get_logger
 
 from domain.clock import Clock
 from domain.limits import accrued
+from domain.notices import DeliveryState
 from domain.states import JobState
 from observability.event_tail import EventTail
 from store.attempts import meters_of
 from store.db import Database
-from store.tables import ConnectionSweep, InboxRow, Instance, Job, OrphanSighting
+from store.tables import ConnectionSweep, InboxRow, Instance, Job, OrphanSighting, WebhookDelivery
 
 CACHE_SECONDS = 5.0
+_GIVEN_UP_WITHIN = timedelta(hours=1)
 logger = get_logger(__name__)
 
 
@@ -39,6 +41,11 @@ class Sample:
     accrued_usd: dict[str, Decimal] = field(default_factory=dict)
     """Of the instances that may still be billed, by provider."""
     usd_per_hour: dict[str, Decimal] = field(default_factory=dict)
+    undelivered: int = 0
+    """Notices that a webhook's receiver has not yet taken, and since when the oldest of them waits."""
+    undelivered_seconds: float = 0.0
+    given_up: int = 0
+    """Notices that were given up within the last hour."""
     orphans: dict[str, int] = field(default_factory=dict)
     """Machines that no row explains, by provider; so are the next three."""
     orphan_deletions: dict[str, int] = field(default_factory=dict)
@@ -59,6 +66,7 @@ def take_sample(session: Session, now: datetime) -> Sample:
     open_instances = session.exec(select(Instance).where(*is_open)).all()
     deletions = [i.delete_requested_at for i in open_instances if i.delete_requested_at is not None]
     live, spent, rates = _spend(session, [i for i in open_instances if i.allocated_at is not None], now)
+    undelivered_notices, notice_seconds, given_up = _webhooks(session, now)
     sample = Sample(
         jobs=jobs,
         inbox_rows=inbox_rows,
@@ -68,6 +76,9 @@ def take_sample(session: Session, now: datetime) -> Sample:
         live_instances=live,
         accrued_usd=spent,
         usd_per_hour=rates,
+        undelivered=undelivered_notices,
+        undelivered_seconds=notice_seconds,
+        given_up=given_up,
     )
     _add_sweeps(session, sample, now)
     return sample
@@ -156,6 +167,24 @@ class DatabaseMetrics:
                 lambda s: [Observation(s.oldest_deletion_seconds)],
             ),
             (
+                "headrace.webhooks.undelivered",
+                "",
+                "Notices that webhooks' receivers have not yet taken.",
+                lambda s: [Observation(s.undelivered)],
+            ),
+            (
+                "headrace.webhooks.age",
+                "s",
+                "Age of the oldest notice that its receiver has not yet taken.",
+                lambda s: [Observation(s.undelivered_seconds)],
+            ),
+            (
+                "headrace.webhooks.dead",
+                "",
+                "Notices that were given up within the last hour.",
+                lambda s: [Observation(s.given_up)],
+            ),
+            (
                 "headrace.instances.live",
                 "",
                 "Allocated instances that are not confirmed absent.",
@@ -215,6 +244,16 @@ def _spend(
         rate = meter.prices[-1].usd_per_hour if meter.prices else Decimal(0)
         rates[provider] = rates.get(provider, Decimal(0)) + rate
     return count, spent, rates
+
+
+def _webhooks(session: Session, now: datetime) -> tuple[int, float, int]:
+    """How many notices wait, for how many seconds the oldest, and how many were given up. What is settled is found by
+    when it was: the many that were delivered long ago are not looked at."""
+    outbox = select(func.count(), func.min(WebhookDelivery.created_at))
+    count, oldest = session.exec(outbox.where(col(WebhookDelivery.settled_at).is_(None))).one()
+    lately = col(WebhookDelivery.settled_at) > now - _GIVEN_UP_WITHIN
+    dead = select(func.count()).where(lately, WebhookDelivery.state == DeliveryState.DEAD)
+    return count, _age(oldest, now), session.exec(dead).one()
 
 
 def _add_sweeps(session: Session, sample: Sample, now: datetime) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
+from sqlmodel import Session
 
 from api import errors
 from api.boundary import Boundary
@@ -21,9 +22,9 @@ from observability import sampling
 from observability.http import http_telemetry, instrument_api
 from observability.process import create
 from settings import Settings
-from store import attempts, inbox, sweeps
+from store import attempts, inbox, sweeps, webhooks
 from store.db import Database
-from store.tables import Instance, OrphanSighting
+from store.tables import Instance, OrphanSighting, WebhookDelivery
 from store.transitions import record, transition
 from store.vault import Vault
 from tests.support.clock import SettableClock
@@ -207,6 +208,29 @@ class TestSweeps:
         assert await scraper.value("headrace_reconcile_age_seconds", provider="aws") == 30
         database.run_write(lambda s: sweeps.forget(s, "conn_a"))
         assert ("headrace_reconcile_age_seconds", (("provider", "aws"),)) not in await scraper.scrape()
+
+
+class TestWebhooks:
+    async def test_notices_count_until_they_are_taken_and_for_an_hour_once_they_are_given_up(
+        self, scraper: Scraper, database: Database, clock: SettableClock
+    ) -> None:
+        def add(session: Session) -> None:
+            for name in ("a", "b", "c"):
+                fields = {"webhook_id": "w", "org_id": "o", "type": "t", "data": {}}
+                session.add(WebhookDelivery(id=name, created_at=clock(), due_at=clock(), **fields))
+
+        database.run_write(add)
+        clock.advance(60)
+        assert await scraper.value("headrace_webhooks_undelivered") == 3
+        assert await scraper.value("headrace_webhooks_age_seconds") == 60
+        assert await scraper.value("headrace_webhooks_dead") == 0
+        database.run_write(lambda s: webhooks.delivered(s, "a", 200, clock()))
+        database.run_write(lambda s: webhooks.failed(s, "b", 500, "no", clock(), None))
+        database.run_write(lambda s: webhooks.failed(s, "c", 500, "no", clock(), clock()))
+        assert await scraper.value("headrace_webhooks_undelivered") == 1
+        assert await scraper.value("headrace_webhooks_dead") == 1
+        clock.advance(3600)
+        assert await scraper.value("headrace_webhooks_dead") == 0
 
 
 class TestRequests:
