@@ -1,10 +1,17 @@
 """An SSH fleet from the form to a finished job, with a real sshd and podman on the host."""
 
+import asyncio
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import cli
+from api.app import create_app
 from providers.local.host_image import HOST_IMAGE
+from tests.api.conftest import served
 from tests.providers.ssh_fleet import RunningFleet, running_fleet
 from tests.support.control_plane import control_plane
 from tests.support.invariants import assert_invariants
@@ -48,29 +55,46 @@ async def test_a_fleet_is_connected_and_runs_a_job_of_the_api(
         assert host.podman("ps", "--all", "--quiet") == ""
 
 
-async def test_the_pin_of_a_host_that_was_installed_anew_is_forgotten_by_an_administrator(
-    fleet: RunningFleet, sqlite_url: str, temporal_address: str
+async def test_a_fleet_is_added_by_command_and_its_host_that_was_installed_anew_is_let_in_again(
+    fleet: RunningFleet,
+    sqlite_url: str,
+    temporal_address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     host = fleet.hosts["two"]
-    path = "/api/compute/cloud/backends"
+
+    async def headrace(*words: str) -> tuple[int, Any]:
+        capfd.readouterr()
+        code = await asyncio.to_thread(cli.run, ["fleet", *words, "--json"])
+        # The worker logs to the same place.
+        (answer,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("{"))
+        return code, json.loads(answer)
+
+    def host_in(row: Any) -> Any:
+        (found,) = row["verification"]["hosts"]
+        return found
+
     async with control_plane(sqlite_url, temporal_address, fleet_networks=f"{host.address}/32") as plane:
-        fields = {"user": "root", "private_key": fleet.private_key, "hosts": [host.address]}
-        answer = await plane.client.post(path, json={"provider": "ssh", "cluster": True, "fields": fields})
-        (first,) = answer.json()["verification"]["hosts"]
-        assert (first["status"], first["usable"], first["engine"].split()[0]) == ("no_gpu", True, "podman")
-        fleet_path = f"{path}/{answer.json()['id']}"
-        (pin,) = (await plane.client.get(f"{fleet_path}/host-keys")).json()["data"]
-        assert (pin["address"], pin["fingerprint"]) == (f"{host.address}:22", first["host_key_fingerprint"])
-        host.power_off()
-        host.new_key()
-        host.start()
-        (seen,) = (await plane.client.post(f"{fleet_path}/verify")).json()["verification"]["hosts"]
-        assert (seen["status"], seen["usable"], seen["host_key_fingerprint"]) == ("host_key", False, None)
-        refused = await plane.client.post(
-            path, json={"provider": "ssh", "name": "other", "fields": {**fields, "hosts": [f"{host.address}:2222"]}}
-        )
-        (away,) = refused.json()["error"]["details"]["hosts"]
-        assert (refused.status_code, away["status"]) == (422, "unreachable")
-        await plane.client.post(f"{fleet_path}/host-keys/forget", json={"host": host.address})
-        (again,) = (await plane.client.post(f"{fleet_path}/verify")).json()["verification"]["hosts"]
-        assert (again["status"], again["host_key_fingerprint"] != first["host_key_fingerprint"]) == ("no_gpu", True)
+        with served(create_app(plane.services)) as url:
+            monkeypatch.setenv("HEADRACE_API_URL", url)
+            monkeypatch.setenv("HEADRACE_API_KEY", plane.client.headers["Authorization"].removeprefix("Bearer "))
+            key = str(fleet.root / "key")
+            code, refused = await headrace("add", "--host", f"root@{host.address}:2222", "--key", key)
+            assert (code, refused["hosts"][0]["status"]) == (2, "unreachable")
+            (tmp_path / "fleet.yaml").write_text(
+                f"name: lab\nprivate_key_file: {key}\nhosts:\n- hostname: {host.address}\n  user: root\n"
+            )
+            code, added = await headrace("add", "--file", str(tmp_path / "fleet.yaml"))
+            first = host_in(added)
+            assert (code, first["usable"], first["engine"].split()[0]) == (0, True, "podman")
+            host.power_off()
+            host.new_key()
+            host.start()
+            code, probed = await headrace("probe", "lab")
+            assert (code, host_in(probed)["status"], host_in(probed)["host_key_fingerprint"]) == (2, "host_key", None)
+            assert (await headrace("edit", "lab", "--forget-host-key", host.address))[0] == 0
+            code, again = await headrace("probe", "lab")
+            assert (code, host_in(again)["usable"]) == (0, True)
+            assert host_in(again)["host_key_fingerprint"] != first["host_key_fingerprint"]
