@@ -15,7 +15,8 @@ from store.vault import VaultError
 
 CHARACTERS = 2_000
 """The last of them."""
-_SECONDS = 10
+_SECONDS = 15
+"""Longer than a page of an endless log takes, which a backend ends after 10."""
 
 
 async def last_words(context: Context, provider: Provider, instance: Instance) -> str:
@@ -38,7 +39,9 @@ async def last_words(context: Context, provider: Provider, instance: Instance) -
             *launch_secrets.pull_passwords(session, context.vault, job),
         }
         # Masked before it is cut: a part of a secret is no secret that is known.
-        words = mask(page.text.replace("\0", ""), secrets).strip()[-CHARACTERS:]
+        # A machine may say what is no character, and what no database takes.
+        text = page.text.replace("\0", "").encode(errors="replace").decode()
+        words = mask(text, secrets).strip()[-CHARACTERS:]
         if words:
             row.last_words = words
             session.add(row)

@@ -58,7 +58,7 @@ async def test_secrets_are_masked_before_the_end_is_cut_and_kept(plane: ControlP
     (attempt,) = await plane.attempts(job_id)
     token = plane.context.bootstrap_token(AttemptId(attempt.id)).get_secret_value()
     # The cut goes through the token.
-    text = f"\0{PASSWORD}{'x' * 3_000}{token}{'y' * (CHARACTERS - len(token) // 2)}"
+    text = f"\0{PASSWORD}{'x' * 3_000}{token}{'y' * (CHARACTERS - len(token) // 2 - 1)}\ud83d"
     said = await last_words(plane.context, Saying(text), attempt)  # type: ignore[arg-type]
     assert len(said) == CHARACTERS
     assert not any(part in said for part in (PASSWORD, token, token[-len(token) // 2 :]))
