@@ -22,7 +22,8 @@ from store.connections import InUse, ToVerify
 from store.db import woken
 from workflows.contract import VerifyInput
 
-_VERIFY_SECONDS = 60.0
+_VERIFY_SECONDS = 100.0
+"""Less than the activity may take. Hosts on slow lines take their time."""
 _LOAD_AGAIN_ROUNDS = 15
 _HOST_MESSAGE_CHARACTERS = 500
 _HOST_NAME_CHARACTERS = 120
@@ -192,10 +193,15 @@ async def _build(context: Context, connection_id: str, backend: str, values: Val
         str(settings.data_dir),
         host_keys=StoredHostKeys(context.db, connection_id, context.clock),
         agent_socket=str(settings.agent_socket),
-        fleet_networks=tuple(part.strip() for part in settings.fleet_networks.split(",") if part.strip()),
+        fleet_networks=_networks(settings.fleet_networks),
+        workload_networks=_networks(settings.fleet_workload_networks),
         multi_tenant=settings.local_multi_tenant,
     )
     return await asyncio.to_thread(connect.build, backend, given, values)
+
+
+def _networks(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _shown(host: HostReport, wanted: ToVerify) -> dict[str, Any]:

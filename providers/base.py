@@ -192,6 +192,8 @@ class ProviderContext:
     """The control plane's agent-only socket on this machine."""
     fleet_networks: tuple[str, ...] | None = None
     """CIDRs in which an administrator allows hosts of fleets; None: none was asked."""
+    workload_networks: tuple[str, ...] = ()
+    """Private networks, as CIDRs, that jobs on hosts of fleets reach all the same."""
     multi_tenant: bool = False
     """Whether jobs of several organizations may be on one machine at once."""
 

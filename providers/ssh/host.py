@@ -15,7 +15,7 @@ from providers.local.container import ContainerEngine
 from providers.local.container_flags import Setup
 from providers.local.engine import Launch, Seen
 from providers.local.launching import build_launch, name_of_script
-from providers.ssh import scripts
+from providers.ssh import scripts, wall
 from providers.ssh.forward import Forward
 from providers.ssh.leases import Lease, Leases
 from providers.ssh.link import Link
@@ -60,7 +60,7 @@ class Host:
         async with self._looking:
             # What was learnt while this call waited is new enough for it.
             if self._facts is None or (time.monotonic() - self._facts[0] > within and self._facts[0] < asked):
-                self._facts = (time.monotonic(), await look(self.link, self._options.directory))
+                self._facts = (time.monotonic(), await look(self.link, self._options))
             return self._facts[1]
 
     async def engine_in_use(self) -> str:
@@ -87,14 +87,25 @@ class Host:
         """Starts the workload of a lease; whether ports are published."""
         facts = await self.facts(fresh_within=3600)
         launch = self._launch(lease, spec, facts)
-        script = scripts.prepare_agent(self._options.directory, self._owner, launch.script_name, spec.agent.script)
+        name = lease.record.engine
+        script = scripts.prepare_agent(
+            self._options.directory,
+            self._owner,
+            launch.script_name,
+            spec.agent.script,
+            name,
+            wall.ensure(self._options.workload_networks),
+        )
         prepared = await self.link.run(script, timeout=_SECONDS)
         if prepared.returncode != 0:
             raise Ambiguous(f"{self.hostname} takes no agent: {prepared.last_line}")
         if spec.agent.socket is not None:
             await self._forward(spec.agent.socket).ensure(spec.agent.socket)
-        await self.engine(lease.record.engine).start(launch, progress)
-        await self.leases.mark_begun(lease.record.name)
+        network, bridge = wall.joined(prepared.stdout)
+        engine = self.engine(name)
+        engine.setup = replace(engine.setup, network=network, ports_network=network)
+        await engine.start(launch, progress)
+        await self.leases.mark_begun(lease.record.name, wall.part(bridge) if bridge else "")
         return bool(launch.ports)
 
     def has_ours(self, facts: Facts) -> bool:

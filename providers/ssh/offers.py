@@ -63,6 +63,7 @@ def host_offers(
             available=available,
             observed_at=observed_at,
             disk_enforced=False,
+            network_isolated=facts.network is not None,
         )
 
     if not facts.gpu_names:

@@ -1,15 +1,18 @@
 """What a host has: asked in one command, reported for people, and kept for offers."""
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
 from domain.errors import Ambiguous, AuthError, PermissionDenied, ProviderError
 from providers.base import HostReport
 from providers.local.gpus import HostGpu, parse
-from providers.ssh import scripts
+from providers.ssh import scripts, wall
 from providers.ssh.link import HostKeyChanged, HostUnreachable, Link
+from providers.ssh.settings import SshOptions
 
 _SECONDS = 120.0
+_LARGEST = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ class Facts:
     gpu_names: tuple[str, ...] = ()
     driver: str | None = None
     driver_problem: str | None = None
+    network: str | None = None
+    """The network that workloads join, with rules around it; None: the engine's own, and why is in `open_network`."""
+    open_network: str = ""
     leases: tuple[tuple[str, str], ...] = ()
     """Devices (or `cpu`) and owner of what is promised."""
 
@@ -39,13 +45,13 @@ class Facts:
         return sum(devices == "cpu" for devices, _ in self.leases)
 
 
-async def look(link: Link, directory: str) -> Facts:
+async def look(link: Link, options: SshOptions) -> Facts:
     """Asks a host what it has.
 
     Raises:
         ProviderError: it cannot be reached, or its answer is no answer.
     """
-    answer = await link.run(scripts.probe(directory), timeout=_SECONDS)
+    answer = await link.run(scripts.probe(options.directory, wall.ensure(options.workload_networks)), timeout=_SECONDS)
     if answer.returncode != 0 or not answer.stdout.rstrip().endswith("done"):
         raise Ambiguous(f"{link.target.hostname} could not be probed: {answer.last_line}")
     return read_facts(answer.stdout)
@@ -64,7 +70,10 @@ def read_facts(text: str) -> Facts:
 
     def number(key: str) -> int:
         try:
-            return int(found[key][0])
+            value = int(found[key][0])
+            if not 0 <= value <= _LARGEST:
+                raise ValueError(key)
+            return value
         except (KeyError, ValueError) as error:
             raise Ambiguous(f"the host did not say how much {key} it has") from error
 
@@ -83,14 +92,25 @@ def read_facts(text: str) -> Facts:
         gpu_names=tuple(_shown(line) for line in lines),
         driver=(found.get("version") or [""])[0] or None,
         driver_problem=next(iter(found.get("driver", [])), None),
+        network=next((line.partition(" ")[0] for line in found.get("network", [])), None),
+        open_network=next(iter(found.get("open", [])), ""),
         leases=tuple((words[1], words[2]) for words in leases if len(words) == 3),
     )
 
 
-async def probe(link: Link, directory: str) -> HostReport:
+async def probe(link: Link, options: SshOptions) -> HostReport:
     """Never raises for a host that is away or refuses: the report says so."""
     try:
-        facts = await look(link, directory)
+        # A host that lets us wait must not keep what the others have from being told.
+        async with asyncio.timeout(options.report_seconds):
+            facts = await look(link, options)
+    except TimeoutError:
+        return HostReport(
+            hostname=link.target.hostname,
+            reachable=False,
+            status="unreachable",
+            message=f"{link.target.address} was not done within {options.report_seconds:g} s",
+        )
     except ProviderError as error:
         return HostReport(
             hostname=link.target.hostname,
@@ -113,6 +133,8 @@ def report(hostname: str, facts: Facts, host_key: str | None = None) -> HostRepo
         status = "no_gpu"
     elif not facts.gpus:
         status, message = "probe_failed", f"reachable, its GPUs are not in the catalog: {', '.join(facts.gpu_names)}"
+    if facts.open_network:
+        message += f"; jobs can reach the host's own network ({facts.open_network})"
     return HostReport(
         hostname=hostname,
         reachable=True,

@@ -84,8 +84,7 @@ class SshProvider:
 
     async def probe(self) -> list[HostReport]:
         """What each host has, or why that is not known; for people. Never raises for a host."""
-        directory = self._options.directory
-        return list(await asyncio.gather(*(probe(host.link, directory) for host in self._hosts.values())))
+        return list(await asyncio.gather(*(probe(host.link, self._options) for host in self._hosts.values())))
 
     async def verify(self) -> CredentialReport:
         """`ok` when some host can be used; the message then names those that cannot."""

@@ -26,9 +26,9 @@ def call(argv: Sequence[str], environment: Mapping[str, str], seconds: float) ->
     return f"{exports}exec timeout -k 5 {seconds:.0f} {' '.join(map(quote, argv))}"
 
 
-def probe(directory: str) -> str:
-    """What the host has and what it has promised, one fact on each line."""
-    return f"""
+def probe(directory: str, wall: str) -> str:
+    """What the host has and what it has promised, one fact on each line. `wall` is that around its workloads."""
+    return f"""{wall}
 D={quote(directory)}
 mkdir -p -m 711 "$D" && mkdir -p -m 700 "$D/leases" "$D/private" || exit 1
 echo "cpus $(nproc)"
@@ -40,6 +40,7 @@ for engine in docker podman; do
   form='{{{{.ServerVersion}}}}'; [ $engine = docker ] || form='{{{{.Version.Version}}}}'
   if version=$(timeout 20 $engine info --format "$form" 2>&1); then
     echo "engine $engine ${{version##*$'\\n'}}"
+    ensure_wall $engine
     break
   fi
   echo "rejected $engine: ${{version##*$'\\n'}}"
@@ -160,16 +161,18 @@ def forget(directory: str, name: str) -> str:
     return f"rm -f {path}/lease && rm -rf {path}"
 
 
-def prepare_agent(directory: str, owner: str, script_name: str, script: str) -> str:
-    """The directory that workloads see, with the agent's script; the login user's, for sshd makes the socket as it."""
-    return f"""
+def prepare_agent(directory: str, owner: str, script_name: str, script: str, engine: str, wall: str) -> str:
+    """The directory that workloads see, with the agent's script; the login user's, for sshd makes the socket as it.
+    Then the `wall` around their network, whose line is printed."""
+    return f"""{wall}
 umask 022
 D={quote(directory)} mine={quote(f"{directory}/agents/{owner}")} name={quote(script_name)}
 mkdir -p -m 711 "$D" && mkdir -p -m 755 "$D/agents" "$mine" || exit 1
 if [ ! -e "$mine/$name" ]; then
   printf %s {quote(script)} >"$mine/.$name.$$" && mv "$mine/.$name.$$" "$mine/$name" || exit 1
 fi
-chown "${{SUDO_UID:-0}}:${{SUDO_GID:-0}}" "$mine"
+chown "${{SUDO_UID:-0}}:${{SUDO_GID:-0}}" "$mine" || exit 1
+ensure_wall {quote(engine)}
 """
 
 

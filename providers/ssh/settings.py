@@ -72,6 +72,8 @@ class SshOptions(Frozen):
     allowed_networks: tuple[str, ...] | None = None
     """CIDRs that an administrator set: every address of a host must be in one of them. None: all but those that
     `addresses` never allows."""
+    workload_networks: tuple[str, ...] = ()
+    """Private networks, as CIDRs, that workloads reach all the same: a file server, a mirror of packages."""
     multi_tenant: bool = False
     """Whether jobs of several organizations may be on one host at once."""
     directory: str = Field(default="/var/lib/headrace", pattern=r"^/[A-Za-z0-9/_.-]{1,40}$")
@@ -85,6 +87,8 @@ class SshOptions(Frozen):
     """Until it has also let us in: several round trips, each of seconds on a bad line."""
     offers_seconds: float = Field(default=20, gt=0)
     """A host that has not answered by then offers nothing this time; its connection goes on being made."""
+    report_seconds: float = Field(default=90, gt=0)
+    """A host that has not said by then what it has is reported as unreachable. Less than a verification may take."""
     connects: int = Field(default=4, ge=1)
     """Tries of a connection that is reset while it is made (MaxStartups), and of a channel that is refused."""
     keepalive_seconds: float = Field(default=5, gt=0)
@@ -100,7 +104,7 @@ class SshOptions(Frozen):
     keeper_seconds: float = Field(default=10, gt=0)
     """How often a host looks for jobs whose time is over."""
 
-    @field_validator("allowed_networks")
+    @field_validator("allowed_networks", "workload_networks")
     @classmethod
     def _are_networks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for text in value or ():

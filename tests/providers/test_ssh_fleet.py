@@ -14,6 +14,7 @@ from domain.ids import new_attempt_id
 from providers.base import Handle, InstanceSpec, OfferQuery, TerminateState
 from providers.ssh.hostkeys import HostKeysInMemory
 from providers.ssh.link import HostKeyChanged, HostUnreachable
+from providers.ssh.settings import FleetHost
 from tests.providers.conformance import until_gone
 from tests.providers.control_plane import ControlPlane
 from tests.providers.ssh_fleet import DIRECTORY, RunningFleet
@@ -150,6 +151,21 @@ class TestASlowLine:
             assert (report.hostname, report.status) == (gate, "no_gpu")
             assert await provider.find(new_attempt_id()) == []
 
+    async def test_keeps_nobody_from_learning_of_the_other_hosts(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, slow_port: int
+    ) -> None:
+        gate, one = fleet.hosts["gate"].address, fleet.hosts["one"].address
+        hosts = (FleetHost(hostname=gate, port=slow_port), FleetHost(hostname=one))
+        provider = fleet.provider(fleet.fleet(hosts=hosts), tmp_path, owner, report_seconds=2)
+        verified = await provider.verify()
+        assert verified.status == "ok"
+        assert [(report.hostname, report.status) for report in verified.hosts] == [
+            (gate, "unreachable"),
+            (one, "no_gpu"),
+        ]
+        assert f"{gate}:{slow_port} was not done within 2 s" in verified.message
+        await provider.close()
+
 
 class TestManyJobs:
     async def test_run_at_once_on_all_hosts_and_leave_nothing(
@@ -195,22 +211,14 @@ class TestGpus:
 
     @pytest.fixture
     def smi(self, fleet: RunningFleet) -> Iterator[Path]:
-        host = fleet.hosts["two"]
-        tools = host.root / "bin"
-        tools.mkdir()
-        program = tools / "nvidia-smi"
+        program = fleet.hosts["two"].root / "bin" / "nvidia-smi"
         program.write_text(
             "#!/bin/bash\ncase $1 in *driver*) echo 550.54 ;; *)\n"
             'for n in 0 1 2 3; do echo "NVIDIA H100 80GB HBM3, 81559, GPU-$n"; done ;; esac\n'
         )
         program.chmod(0o755)
-        host.power_off()
-        host.start()
         yield program
-        host.power_off()
         program.unlink()
-        tools.rmdir()
-        host.start()
 
     async def test_are_leased_by_device_and_reported(
         self, fleet: RunningFleet, tmp_path: Path, owner: str, smi: Path

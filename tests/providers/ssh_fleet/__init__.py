@@ -102,12 +102,25 @@ class FleetHostProcess:
     def heal(self) -> None:
         _run("ip", "link", "set", self.interface, "up")
 
+    def ip(self, *arguments: str) -> str:
+        """Its network, as its administrator would change it."""
+        argv = ["nsenter", f"--net=/run/netns/{self.name}", "ip", *arguments]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    @property
+    def init(self) -> str:
+        """The process id, out here, of its first process."""
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0]
+
+    def path(self, inside: str) -> str:
+        """Where a file of the host is seen from out here."""
+        return f"/proc/{self.init}/root{inside}"
+
     def podman(self, *arguments: str) -> str:
         """Podman inside the host."""
-        assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         answer = subprocess.run(
-            ["nsenter", "--target", children[0], "--mount", "--uts", "--ipc", "--net", "--pid", "podman", *arguments],
+            ["nsenter", "--target", self.init, "--mount", "--uts", "--ipc", "--net", "--pid", "podman", *arguments],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert answer.returncode == 0, answer.stderr
