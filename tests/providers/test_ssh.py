@@ -125,7 +125,17 @@ class TestTheReport:
         assert said.status == "no_engine"
         assert "Cannot connect" in said.message
 
-    @pytest.mark.parametrize("text", ["", "done", "cpus many\nmemory 1\ndisk 1\n", "memory 1\ndisk 1\ndone"])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "done",
+            "cpus many\nmemory 1\ndisk 1\n",
+            "memory 1\ndisk 1\ndone",
+            "cpus -1\nmemory 1\ndisk 1\n",
+            f"cpus 1\nmemory {'9' * 400}\ndisk 1\n",
+        ],
+    )
     def test_an_answer_that_is_none_is_an_error(self, text: str) -> None:
         with pytest.raises(Ambiguous):
             read_facts(text)
