@@ -189,14 +189,19 @@ class AwsProvider:
         return None if instance is None else instance_view(instance, region, handle.data)
 
     async def logs(self, handle: Handle, cursor: str | None) -> LogPage:
-        """The console: its last 64 KB, seconds to minutes late."""
+        """The console as it is now: its last 64 KB. Of older types (Xen) as it was, minutes late."""
         if handle.resource_type != INSTANCE:
             return LogPage("", cursor)
         what = f"logs {handle.provider_id}"
+        region, instance = _region(handle), handle.provider_id
         try:
-            answer = await self._calls.call(
-                "ec2", _region(handle), "get_console_output", what, InstanceId=handle.provider_id
-            )
+            try:
+                answer = await self._calls.call(
+                    "ec2", region, "get_console_output", what, InstanceId=instance, Latest=True
+                )
+            except ProviderRejected:
+                # An older type of machine shows only what it said by a while after its start, and that without asking.
+                answer = await self._calls.call("ec2", region, "get_console_output", what, InstanceId=instance)
         except ProviderNotFound:
             return LogPage("", cursor)
         if answer.get("InstanceId") != handle.provider_id:

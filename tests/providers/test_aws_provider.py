@@ -13,7 +13,7 @@ from pydantic import SecretStr, ValidationError
 from providers.aws.provider import AwsProvider, _after
 from providers.aws.settings import AwsCredentials
 from tests.providers.aws_server import AwsServer, Fault, ec2_error
-from tests.providers.aws_support import CREDENTIALS, SECRET_KEY, MakeProvider
+from tests.providers.aws_support import CREDENTIALS, SECRET_KEY, MakeProvider, offer_for, spec_for
 
 
 @pytest.fixture
@@ -39,6 +39,20 @@ def test_a_console_that_grows_is_read_without_gap_or_double(pieces: list[str]) -
         page = _after(cursor, console)
         cursor, read = page.cursor, read + page.text
     assert read == console
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["nitro", "xen"])
+async def test_the_console_is_read_as_it_is_now_where_the_machine_can_show_that(
+    provider: AwsProvider, aws: AwsServer, older: bool
+) -> None:
+    handle = await provider.create(spec_for(), await offer_for(provider))
+    aws.consoles[handle.provider_id] = "booted\n"
+    refuse = ec2_error(400, "UnsupportedOperation", "This instance type does not support retrieving the latest logs.")
+    if older:
+        aws.faults.append(Fault("logs", before=lambda _: refuse))
+    assert (await provider.logs(handle, None)).text == "booted\n"
+    asked = [call.form.get("Latest") for call in aws.calls if call.action == "GetConsoleOutput"]
+    assert asked == (["true", None] if older else ["true"])
 
 
 async def test_credentials_that_do_not_suffice_are_told_by_the_dry_run(provider: AwsProvider, aws: AwsServer) -> None:
