@@ -157,6 +157,8 @@ class GcpProvider:
             if view is None and not inserting:
                 raise ProviderNotFound(f"{what}: {handle.provider_id} disappeared while it booted")
             state = ProviderState.PENDING if view is None else view.state
+            if view is not None and state is ProviderState.INTERRUPTED:
+                raise ProviderNotFound(f"{what}: {handle.provider_id} was taken back while it booted: {view.message}")
             if view is not None and state is ProviderState.FAILED:
                 raise BootstrapFailed(f"{what}: {handle.provider_id} failed: {view.message}")
             if state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
