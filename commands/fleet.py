@@ -235,7 +235,10 @@ def _path(client: ApiClient, fleet: str) -> str:
         CommandError: there is none, or there are several of this name.
     """
     if fleet.startswith("conn_"):
-        return f"{_PATH}/{path_part(fleet, 'fleet')}"
+        path = f"{_PATH}/{path_part(fleet, 'fleet')}"
+        if client.get(path)["provider"] != "ssh":
+            raise usage(f"{fleet} is no fleet", "`headrace backend` is for the other backends")
+        return path
     found = [row["id"] for row in _fleets(client) if row["name"] == fleet]
     if not found:
         raise CommandError(

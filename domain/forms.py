@@ -60,6 +60,11 @@ class FormField:
         return self.kind in {FieldKind.SECRET, FieldKind.FILE}
 
     @property
+    def limits(self) -> tuple[int, int] | None:
+        """The least and the largest number; None of what is no number."""
+        return (self.minimum, self.maximum) if self.kind is FieldKind.NUMBER else None
+
+    @property
     def entries(self) -> int | None:
         """How many entries a list may have; None of what is no list."""
         return self.most if self.kind in {FieldKind.LIST, FieldKind.RECORDS} else None

@@ -129,6 +129,8 @@ def _fields(fields: Fields) -> list[dict[str, Any]]:
             "required": field.required,
             "secret": field.secret,
             "help": field.help,
+            "minimum": field.limits and field.limits[0],
+            "maximum": field.limits and field.limits[1],
             "max_entries": field.entries,
             "fields": _fields(field.fields) or None,
             "key": field.key or None,

@@ -43,6 +43,8 @@ class FormField(BaseModel):
     required: bool
     secret: bool
     help: str
+    minimum: int | None = Field(description="Of a number.")
+    maximum: int | None
     max_entries: int | None = Field(description="Of a list, or of records.")
     fields: "list[FormField] | None" = Field(
         description="Of a record; a secret that an edit leaves blank stays that of the record with the same `key`."

@@ -79,6 +79,8 @@ def test_the_form_says_what_a_host_takes(admin: Caller) -> None:
     forms = {form["provider"]: form for form in admin.get("/catalog").json()["data"]}
     hosts = next(field for field in forms["ssh"]["fields"] if field["name"] == "hosts")
     assert (hosts["kind"], hosts["key"], hosts["max_entries"], hosts["secret"]) == ("records", "hostname", 256, False)
+    port = hosts["fields"][1]
+    assert (port["kind"], port["minimum"], port["maximum"], port["max_entries"]) == ("number", 1, 65_535, None)
     assert [(field["name"], field["secret"]) for field in hosts["fields"]] == [
         ("hostname", False), ("port", False), ("user", False), ("private_key", True), ("host_key", False),
         ("price_usd_hr", False), ("cpu_slots", False), ("address", False),

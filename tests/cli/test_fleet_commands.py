@@ -10,6 +10,7 @@ import pytest
 from sqlmodel import select
 
 import commands.fleet
+from domain.backends import backend_of
 from domain.roles import Role
 from store import access, connections, host_keys
 from store.tables import Connection
@@ -48,7 +49,7 @@ class Prober:
             if wanted is None:
                 continue
             self.seen.append(wanted.values)
-            hosts = [self._report(host["hostname"]) for host in wanted.values["hosts"]]
+            hosts = [self._report(host["hostname"]) for host in wanted.values.get("hosts", ())]
             status = "ok" if any(host["usable"] for host in hosts) else "unreachable"
             message = "; ".join(f"{host['hostname']}: {host['message']}" for host in hosts if not host["usable"])
             now = self.server.services.clock()
@@ -163,6 +164,16 @@ def test_hosts_are_added_and_removed_and_keys_that_are_not_given_stay(
     assert "user" not in json.loads(headrace("fleet", "list", "--json").out)[0]["fields"]
     # What was refused stands in the way of nothing that asks no host.
     assert headrace("fleet", "edit", "lab", "--name", "attic").code == 0
+
+
+def test_a_connection_that_is_no_fleet_is_left_alone(headrace: Headrace, prober: Prober, server: Server) -> None:
+    now, vault = server.services.clock(), server.services.vault
+    scope, runpod, values = connections.Scope(), backend_of("runpod"), {"api_key": "k"}
+    pods = server.write(lambda s: connections.connect(s, vault, scope, runpod, "pods", values, now).id)
+    for word in ("pods", pods):
+        answer = headrace("fleet", "remove", word)
+        assert (answer.code, "fleet" in answer.err) in {(5, True), (2, True)}
+    assert headrace("backend", "get", pods).code == 0
 
 
 def test_a_host_key_is_forgotten(headrace: Headrace, prober: Prober, server: Server, key: Path) -> None:
