@@ -3,26 +3,27 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from agent.script import agent_script
 from domain.errors import AuthError, NoCapacity
-from domain.ids import new_attempt_id
 from providers.base import Handle, InstanceSpec, OfferQuery, TerminateState
 from providers.ssh.hostkeys import HostKeysInMemory
 from providers.ssh.link import HostKeyChanged, HostUnreachable
-from providers.ssh.settings import FleetHost
+from providers.ssh.settings import FleetHost, SshOptions
 from tests.providers.conformance import until_gone
 from tests.providers.control_plane import ControlPlane
 from tests.providers.ssh_fleet import DIRECTORY, RunningFleet
 from tests.providers.ssh_fleet.jobs import cleaned, make_spec, offer_of, started
 
 pytestmark = [pytest.mark.e2e, pytest.mark.containers]
-JOBS_AT_ONCE = 20
-SLOW_SECONDS = 0.5
+JOBS_AT_ONCE = 40
+SHORT_SECONDS = 0.1
 
 
 class TestTheWayThere:
@@ -123,39 +124,62 @@ class TestTheWayThere:
             host.start()
 
 
-@pytest.fixture
-def slow_port(fleet: RunningFleet) -> Iterator[int]:
+@dataclass
+class Line:
     """A port of `gate` that leads to `one`, as if it were far away."""
+
+    relay: "subprocess.Popen[bytes]"
+    port: int = 2022
+
+    def delay(self, seconds: float) -> None:
+        """So many seconds each way, from now on."""
+        assert self.relay.stdin is not None
+        self.relay.stdin.write(f"{seconds}\n".encode())
+        self.relay.stdin.flush()
+
+
+@pytest.fixture
+def line(fleet: RunningFleet) -> Iterator[Line]:
     gate, one = fleet.hosts["gate"], fleet.hosts["one"]
     program = str(Path(__file__).parent / "ssh_fleet" / "relay.py")
-    argv = [sys.executable, program, gate.address, "2022", one.address, str(SLOW_SECONDS)]
-    relay = subprocess.Popen(["nsenter", f"--net=/run/netns/{gate.name}", *argv], stdout=subprocess.PIPE)
-    assert relay.stdout is not None
-    assert relay.stdout.readline() == b"listening\n"
-    yield 2022
-    relay.kill()
-    relay.communicate()
+    argv = ["nsenter", f"--net=/run/netns/{gate.name}", sys.executable, program, gate.address, "2022", one.address]
+    with subprocess.Popen([*argv, str(SHORT_SECONDS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == b"listening\n"
+        yield Line(relay)
+        relay.kill()
 
 
-class TestASlowLine:
-    async def test_takes_longer_and_is_no_host_that_is_away(
-        self, fleet: RunningFleet, tmp_path: Path, owner: str, slow_port: int
+class TestALineWithFourSecondsOfLatency:
+    async def test_is_slow_and_no_host_that_is_away(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, line: Line
     ) -> None:
-        gate = fleet.hosts["gate"].address
-        slow = fleet.fleet("gate", port=slow_port)
-        provider = fleet.provider(slow, tmp_path, owner, keepalive_seconds=5, offers_seconds=0.1)
-        async with cleaned(provider):
-            with pytest.raises(HostUnreachable, match="was not done within"):
-                await provider.offers(OfferQuery())
-            (report,) = await provider.probe()
-            assert (report.hostname, report.status) == (gate, "no_gpu")
-            assert await provider.find(new_attempt_id()) == []
+        defaults = SshOptions()
+        options = {"keepalive_seconds": defaults.keepalive_seconds, "connect_seconds": defaults.connect_seconds}
+        provider = fleet.provider(
+            fleet.fleet("gate", port=line.port), tmp_path, owner, **options, offers_seconds=0.1, probe_seconds=0
+        )
+        link = provider._hosts[fleet.hosts["gate"].address].link
+        began = time.monotonic()
+        await link.connection()
+        # What a connection takes is nearly all waiting: so many times there and back, and the default has room for
+        # them at four seconds each. Making one like that would take this test a minute.
+        round_trips = (time.monotonic() - began) / (2 * SHORT_SECONDS)
+        assert round_trips * 4 < defaults.greet_seconds
+        line.delay(2)
+        with pytest.raises(HostUnreachable, match="was not done within"):
+            await provider.offers(OfferQuery())
+        # One after the other a command takes three times there and back; the keepalives have gone unanswered meanwhile.
+        assert (await link.run("echo here", timeout=1)).stdout == "here\n"
+        line.delay(0)
+        await provider.close()
 
     async def test_keeps_nobody_from_learning_of_the_other_hosts(
-        self, fleet: RunningFleet, tmp_path: Path, owner: str, slow_port: int
+        self, fleet: RunningFleet, tmp_path: Path, owner: str, line: Line
     ) -> None:
+        line.delay(2)
         gate, one = fleet.hosts["gate"].address, fleet.hosts["one"].address
-        hosts = (FleetHost(hostname=gate, port=slow_port), FleetHost(hostname=one))
+        hosts = (FleetHost(hostname=gate, port=line.port), FleetHost(hostname=one))
         provider = fleet.provider(fleet.fleet(hosts=hosts), tmp_path, owner, report_seconds=2)
         verified = await provider.verify()
         assert verified.status == "ok"
@@ -163,7 +187,7 @@ class TestASlowLine:
             (gate, "unreachable"),
             (one, "no_gpu"),
         ]
-        assert f"{gate}:{slow_port} was not done within 2 s" in verified.message
+        assert f"{gate}:{line.port} was not done within 2 s" in verified.message
         await provider.close()
 
 
@@ -172,13 +196,14 @@ class TestManyJobs:
         self, fleet: RunningFleet, tmp_path: Path, owner: str, plane: tuple[ControlPlane, str]
     ) -> None:
         control, socket = plane
-        names = ("one", "two")
-        fleet_of_two = fleet.fleet(*names, bastion="gate", cpu_slots=JOBS_AT_ONCE // 2)
-        async with cleaned(fleet.provider(fleet_of_two, tmp_path, owner)) as provider:
+        names = ("gate", "one", "two")  # the bastion is a host as well
+        slots = JOBS_AT_ONCE // len(names) + 1
+        fleet_of_three = fleet.fleet(*names, bastion="gate", cpu_slots=slots)
+        async with cleaned(fleet.provider(fleet_of_three, tmp_path, owner)) as provider:
 
             async def job(number: int) -> Handle:
                 spec = make_spec(owner, agent_script(), socket)
-                handle = await started(provider, spec, fleet.hosts[names[number % 2]].address)
+                handle = await started(provider, spec, fleet.hosts[names[number % len(names)]].address)
                 await control.until(lambda: spec.attempt_id in control.exits, 120)
                 assert control.exits[spec.attempt_id]["status"] == "0"
                 return handle
@@ -186,7 +211,7 @@ class TestManyJobs:
             handles = await asyncio.gather(*map(job, range(JOBS_AT_ONCE)))
             assert len({handle.provider_id for handle in handles}) == JOBS_AT_ONCE
             with pytest.raises(NoCapacity):  # every slot is held until its job is removed
-                await provider.create(make_spec(owner), await offer_of(provider, fleet.hosts["one"].address))
+                await provider.create(make_spec(owner), await offer_of(provider, fleet.hosts["gate"].address))
             ends = await asyncio.gather(*map(provider.terminate, handles))
             assert set(ends) == {TerminateState.GONE}
             assert await provider.list_owned() == []
