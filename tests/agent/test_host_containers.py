@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agent.host import HostSpec, host_script
+from agent.host import Cloud, HostSpec, host_script
 from agent.script import agent_script
 from domain import images
 from domain.registry_auth import engine_config
 from domain.spec import RegistryCredential, Workload
 from providers.local.host_image import HOST_IMAGE
+from tests.agent.metadata import metadata_service
 from tests.agent.site import Attempt, Site
 from tests.providers.local_support import load_host_image, podman, setup_of
 from tests.support.registry import PASSWORD, RIGHT, WRONG, Registry, serving
@@ -37,6 +38,8 @@ async def boot(
     configuration: str = "",
     *,
     private: bool = False,
+    cloud: Cloud | None = None,
+    metadata: str = "http://127.0.0.1:9",
 ) -> str:
     """Runs the host agent to the end of its workload; its console. `docker` is podman, in the machine's network."""
     setup = setup_of(podman_data)
@@ -49,6 +52,7 @@ async def boot(
         f'exec {engine} "$@"\n',
         "shutdown": f'echo "$*" >>{machine}/shutdowns\n',
         "iptables": ":\n",
+        "ip6tables": ":\n",
         "sleep": ":\n",
     }
     (machine / "bin").mkdir()
@@ -59,10 +63,15 @@ async def boot(
         (machine / "bin" / name).chmod(0o755)
     script = machine / "part-001"
     token = SecretStr(attempt.token)
-    script.write_text(host_script(HostSpec(url, token, attempt.instance.id, image, agent_script(), private)))
+    spec = HostSpec(url, token, attempt.instance.id, image, agent_script(), private, cloud=cloud)
+    script.write_text(host_script(spec))
     host = await asyncio.create_subprocess_exec(
         "bash", str(script), "run", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "HEADRACE_HOST_ROOT": str(machine)},
+        env={
+            "PATH": f"{machine / 'bin'}:{os.environ['PATH']}",
+            "HEADRACE_HOST_ROOT": str(machine),
+            "HEADRACE_HOST_METADATA": metadata,
+        },
     )  # fmt: skip
     try:
         console, _ = await asyncio.wait_for(host.communicate(), 90)
@@ -86,15 +95,20 @@ async def test_a_machine_runs_its_workload_and_powers_itself_off(
     assert (tmp_path / "shutdowns").read_text().splitlines()[-1].startswith("-P +1 ")
 
 
-async def test_an_image_that_cannot_be_pulled_is_the_reason_of_the_attempt(
+async def test_a_workload_is_told_by_sigterm_that_its_machine_is_taken_back_and_may_end_well(
     site: Site, url: str, tmp_path: Path, podman_data: Path
 ) -> None:
-    attempt = site.attempt(Workload(argv=("true",)))
-    console = await boot(tmp_path, attempt, url, podman_data, "localhost:9/no/such:image")
-    row = await attempt.row()
-    assert row.reason_message is not None, console
-    assert "localhost:9/no/such:image cannot be pulled" in row.reason_message
-    assert (tmp_path / "shutdowns").read_text().splitlines()[-1].startswith("-P +1 ")
+    attempt = site.attempt(Workload(argv=("bash", "-c", "trap 'echo saved; exit' TERM; while :; do sleep 0.05; done")))
+    with metadata_service() as metadata:
+        metadata.answers["/latest/meta-data/spot/instance-action"] = (
+            '{"action": "terminate", "time": "2026-11-30T23:00:00Z"}'
+        )
+        console = await boot(tmp_path, attempt, url, podman_data, cloud="aws", metadata=metadata.url)
+    report = (await attempt.row()).exit_report
+    assert report is not None, console
+    assert (report["status"], report["interrupted"]) == (0, True)
+    assert attempt.output() == b"saved\n"
+    assert "interruption_noticed" in [event.type for event in await attempt.events()]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +152,10 @@ async def test_a_private_image_is_pulled_with_what_the_token_was_exchanged_for(
         assert row.exit_report["status"] == 0
     else:
         assert row.reason_code == "image_pull_failed"
-        assert reason in (row.reason_message or "")
+        assert row.reason_message is not None
+        assert f"{private_image} cannot be pulled" in row.reason_message
+        assert reason in row.reason_message
+        assert (tmp_path / "shutdowns").read_text().splitlines()[-1].startswith("-P +1 ")
     told = "\n".join(line.message for line in await attempt.lines("system"))
     for secret in (PASSWORD, "canary-wrong"):
         assert secret not in console + told + (row.reason_message or "")
