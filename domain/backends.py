@@ -56,6 +56,7 @@ class Backend:
 
 _LIST, _SECRET, _FILE = FieldKind.LIST, FieldKind.SECRET, FieldKind.FILE
 _AWS_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]+"
+_AWS_SUBNET = _AWS_REGION + r"[a-z0-9-]*=subnet-[0-9a-f]{8,32}"
 _GCP_REGION = r"[a-z]+(-[a-z]+)+[0-9]+"
 _KEY_CHARACTERS = 16_384
 
@@ -82,6 +83,10 @@ OURS = (
             FormField(
                 "security_group_ids", "Security groups", _LIST, required=False, pattern=r"sg-[0-9a-f]{8,32}",
                 help="Of the machines; by default that of the VPC, which lets nobody in.",
+            ),
+            FormField(
+                "subnet_ids", "Subnets", _LIST, required=False, pattern=_AWS_SUBNET,
+                help="By zone, as in us-east-1a=subnet-0123abcd; by default those of the default VPC.",
             ),
         ),
         "providers.connect:aws",

@@ -41,6 +41,7 @@ def aws(context: ProviderContext, values: Values) -> Provider:
     given = _given(values, "regions", "security_group_ids")
     default = AwsOptions().regions
     former = {*default, *(values.get("former_regions") or ())}
+    given["subnet_ids"] = dict(entry.split("=", 1) for entry in values.get("subnet_ids") or ())
     given["former_regions"] = sorted(former - {*(given.get("regions") or default)})
     context.options = {**context.options, **given}
     return AwsProvider(context, AwsCredentials(**_given(values, "access_key_id", "secret_access_key")))

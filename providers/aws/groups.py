@@ -31,9 +31,11 @@ class Groups:
         self._calls = calls
         self._options = options
 
-    async def permitted(self, region: str, what: str) -> None:
-        """Raises:
-        PermissionDenied: no group can be made. Nothing is, in any case.
+    async def permitted(self, region: str, subnet: str | None, what: str) -> None:
+        """Nothing is made.
+
+        Raises:
+            PermissionDenied: no group can be made.
         """
         await self._calls.call(
             "ec2",
@@ -43,6 +45,7 @@ class Groups:
             DryRun=True,
             GroupName="headrace-dry-run",
             Description=_DESCRIPTION,
+            **await self._network(region, subnet, what),
         )
 
     async def opened(self, spec: InstanceSpec, offer: Offer) -> str | None:
@@ -65,7 +68,7 @@ class Groups:
                 GroupName=name_of(spec),
                 Description=_DESCRIPTION,
                 TagSpecifications=[{"ResourceType": "security-group", "Tags": tags_of(spec)}],
-                **await self._network(region, offer.zone, what),
+                **await self._network(region, self._options.subnet_ids.get(offer.zone or ""), what),
             )
         except AlreadyThere:
             answer = await self._existing(region, spec, what)
@@ -75,9 +78,8 @@ class Groups:
         await self._let_in(region, group_id, spec, what)
         return group_id
 
-    async def _network(self, region: str, zone: str | None, what: str) -> dict[str, str]:
-        """The network of the zone's subnet; nothing where the account's default one serves."""
-        subnet = self._options.subnet_ids.get(zone or "")
+    async def _network(self, region: str, subnet: str | None, what: str) -> dict[str, str]:
+        """The network of the subnet; nothing where the account's default one serves."""
         if subnet is None:
             return {}
         answer = await self._calls.call("ec2", region, "describe_subnets", what, SubnetIds=[subnet])

@@ -94,8 +94,9 @@ class AwsProvider:
                 InstanceType=_DRY_RUN_TYPE,
                 MinCount=1,
                 MaxCount=1,
+                **({"SubnetId": subnet} if (subnet := _subnet_in(region, self._options)) else {}),
             )
-            await self._groups.permitted(region, "verify")
+            await self._groups.permitted(region, subnet, "verify")
         except AuthError as error:
             return CredentialReport(status="auth", message=error.message)
         except (PermissionDenied, BillingBlocked) as error:
@@ -340,6 +341,11 @@ class AwsProvider:
         except ProviderError:
             return {}
         return {name: prices[place] for name, place in placed.items() if place in prices}
+
+
+def _subnet_in(region: str, options: AwsOptions) -> str | None:
+    """One of the connection's subnets there; None where the default network serves."""
+    return next((subnet for zone, subnet in options.subnet_ids.items() if zone.startswith(region)), None)
 
 
 def _with_ports(handle: Handle, spec: InstanceSpec) -> Handle:

@@ -10,10 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
+from domain.backends import backend_of, check_fields
 from providers.aws.provider import AwsProvider, _after
 from providers.aws.settings import AwsCredentials
+from providers.base import OfferQuery, ProviderContext
+from providers.connect import build
 from tests.providers.aws_server import AwsServer, Fault, ec2_error
-from tests.providers.aws_support import CREDENTIALS, SECRET_KEY, MakeProvider, offer_for, spec_for
+from tests.providers.aws_support import CREDENTIALS, SECRET_KEY, SERVICES, MakeProvider, offer_for, spec_for
+from tests.providers.conformance import OWNER
 
 
 @pytest.fixture
@@ -66,7 +70,27 @@ async def test_credentials_that_do_not_suffice_are_told_by_the_dry_run(provider:
 
 async def test_a_dry_run_makes_nothing(provider: AwsProvider, aws: AwsServer) -> None:
     assert (await provider.verify()).status == "ok"
-    assert aws.instances() == []
+    assert (aws.instances(), aws.groups()) == ([], [])
+
+
+async def test_an_account_without_a_default_network_names_its_subnets_in_the_form(
+    aws_cloud: tuple[AwsServer, str], aws: AwsServer
+) -> None:
+    subnets = [s for zones in aws.backend("us-east-1").subnets.values() for s in zones.values()]
+    subnet = next(s for s in subnets if s.availability_zone == "us-east-1b")
+    options = {"endpoints": dict.fromkeys(SERVICES, aws_cloud[1])}
+    values = {
+        "access_key_id": CREDENTIALS.access_key_id, "secret_access_key": SECRET_KEY, "regions": ["us-east-1"],
+        "subnet_ids": [f"us-east-1b={subnet.id}"],
+    }  # fmt: skip
+    checked = check_fields(backend_of("aws"), values)
+    provider = build("aws", ProviderContext("aws-1", OWNER, "/nonexistent", options), checked)
+    assert (await provider.verify()).status == "ok"
+    made = {call.action: call.form for call in aws.calls if call.form.get("DryRun") == "true"}
+    assert made["RunInstances"]["SubnetId"] == subnet.id
+    assert made["CreateSecurityGroup"]["VpcId"] == subnet.vpc_id
+    assert {offer.zone for offer in await provider.offers(OfferQuery("cpu-general"))} == {"us-east-1b"}
+    await provider.close()
 
 
 def test_credentials_are_the_fields_of_the_form_and_show_no_secret() -> None:
