@@ -7,9 +7,12 @@ from domain.errors import (
     BillingBlocked,
     BootstrapFailed,
     ImagePullFailed,
+    NoCapacity,
     PermissionDenied,
     ProviderError,
+    ProviderNotFound,
     ProviderRejected,
+    QuotaExceeded,
     RateLimited,
 )
 from domain.states import Reason
@@ -21,6 +24,9 @@ _FINAL: dict[type[ProviderError], str] = {
     BootstrapFailed: FailureType.BOOTSTRAP_FAILED,
     ProviderRejected: ProviderRejected.kind,
 }
+
+# Of a boot: the instance is not there any more, or could not be had after all.
+_NOT_THERE = (NoCapacity, QuotaExceeded, ProviderNotFound)
 
 # These disable the connection, until a poll of its offers succeeds again.
 BLOCKS = (AuthError, PermissionDenied, BillingBlocked)
@@ -58,6 +64,13 @@ def to_application_error(error: ProviderError) -> ApplicationError:
                 category=ApplicationErrorCategory.BENIGN,
             )
     return ApplicationError(bounded(error.message), type=error.kind)
+
+
+def boot_error(error: ProviderError) -> ApplicationError:
+    """The failure of a boot: one whose instance is not there is not tried again, but the next offer is."""
+    if isinstance(error, _NOT_THERE):
+        return ApplicationError(bounded(error.message), type=FailureType.INSTANCE_GONE, non_retryable=True)
+    return to_application_error(error)
 
 
 def cannot_launch(reason: Reason, message: str) -> ApplicationError:

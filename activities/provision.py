@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.context import Context, fenced_job, heartbeating, log
 from activities.diagnosis import last_words
-from activities.failures import bounded, cannot_launch, to_application_error
+from activities.failures import boot_error, bounded, cannot_launch, to_application_error
 from activities.instances import instance_spec, refuse_unlaunchable
 from domain.errors import BootstrapFailed, ImagePullFailed, ProviderError
 from domain.masking import mask
@@ -75,7 +75,7 @@ class ProvisionActivities:
             await self._context.say(job.id, f"provisioning failed ({error.kind}): {bounded(error.message)}")
             if isinstance(error, BootstrapFailed):
                 await last_words(self._context, provider, instance)
-            raise to_application_error(error) from error
+            raise boot_error(error) from error
         finally:
             self._context.in_flight.pop(instance.id, None)
             if not call.done():

@@ -18,6 +18,7 @@ from api.agent import create_agent_app
 from domain.clock import Clock, utc_now
 from domain.states import JobState
 from providers.base import ProviderContext
+from providers.gcp.provider import GcpProvider
 from store.ledger import attos_of
 from store.tables import LedgerEntry
 from tests.providers import gcp_fake
@@ -134,6 +135,26 @@ async def test_a_spot_instance_that_is_taken_back_is_replaced_and_its_ports_are_
 
 async def _said(plane: ControlPlane, job_id: str, text: str) -> bool:
     return await plane.log_text(job_id) == text
+
+
+async def test_capacity_that_turns_out_to_be_missing_during_the_boot_is_looked_for_elsewhere(
+    gcp_cloud: tuple[ControlPlane, GcpServer],
+) -> None:
+    plane, gcp = gcp_cloud
+    assert plane.context is not None
+    provider = plane.context.providers.by_connection["gcp-1"]
+    assert isinstance(provider, GcpProvider)
+    provider._options = provider._options.model_copy(update={"capacity_seconds": 0})
+    gcp.cloud.next_failure = ("ZONE_RESOURCE_POOL_EXHAUSTED", "none left")
+    job_id = await submit(plane, "true")
+    job = await plane.until_terminal(job_id, seconds=60)
+    await plane.until_gone(job_id, seconds=60)
+    assert job["state"] == "succeeded", job
+    first, second = await plane.attempts(job_id)
+    assert (first.reason_code, first.offer["zone"] != second.offer["zone"]) == ("instance_lost", True)
+    assert "none left" in first.reason_message
+    # Long before the time for a boot is up.
+    assert (second.created_at - first.created_at).total_seconds() < plane.settings.provisioning_timeout_seconds / 2
 
 
 async def test_jobs_over_a_faulty_api_end_and_leave_nothing(gcp_cloud: tuple[ControlPlane, GcpServer]) -> None:
