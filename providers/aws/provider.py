@@ -152,6 +152,10 @@ class AwsProvider:
             view = await self.get(handle)
             if view is None or view.state is ProviderState.GONE:
                 raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id} disappeared while it booted")
+            if view.state is ProviderState.INTERRUPTED:
+                raise ProviderNotFound(
+                    f"provision {spec.attempt_id}: {handle.provider_id} was taken back: {view.message}"
+                )
             if view.state is ProviderState.FAILED:
                 raise BootstrapFailed(f"provision {spec.attempt_id}: {handle.provider_id} failed: {view.message}")
             if view.state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
