@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from agent.bootstrap import bootstrap_command
 from domain.errors import ProviderRejected
 from domain.ids import ATTEMPT_PATTERN, AttemptId
 from domain.offers import Offer
@@ -67,8 +68,9 @@ def attempt_of(name: str, owner_id: str) -> AttemptId | None:
 def create_body(
     spec: InstanceSpec, offer: Offer, registry_id: str | None, min_cuda_version: str | None = None
 ) -> dict[str, Any]:
-    """The body of `POST /v2/pods`: the same bytes on every retry. The agent is the container's whole command, whatever
-    the image's entrypoint is; its token travels in the environment, which the agent takes out before the workload runs.
+    """The body of `POST /v2/pods`: the same bytes on every retry. The agent, which the container fetches and checks, is
+    its whole command, whatever the image's entrypoint is; its token travels in the environment, which the agent takes
+    out before the workload runs.
 
     Raises:
         ProviderRejected: something does not fit into RunPod's fields.
@@ -81,13 +83,16 @@ def create_body(
         "HEADRACE_URL": spec.agent.url,
         "HEADRACE_IDLE_AFTER_EXIT": "1",
     }
-    command = WITHOUT_VENDOR_KEY + spec.agent.script
-    for name, value in [("the agent's script", command), *env.items()]:
+    for name, value in [("the agent's script", spec.agent.script), *env.items()]:
         size = len(value.encode()) + len(name) + 1
         if size > MOST_STRING_BYTES:
             raise ProviderRejected(f"{what}: {name} has {size} bytes, Linux passes at most {MOST_STRING_BYTES}")
         if "\0" in value:
             raise ProviderRejected(f"{what}: {name} holds a NUL, which Linux does not pass")
+    try:
+        command = WITHOUT_VENDOR_KEY + bootstrap_command(spec.agent.script)
+    except ValueError as error:
+        raise ProviderRejected(f"{what}: {error}") from None
     disk_gb = spec.compute.ephemeral_disk_gb
     if not 1 <= disk_gb <= offer.ephemeral_disk_gb:
         raise ProviderRejected(f"{what}: a disk of {disk_gb} GB is wanted, RunPod has 1 to {offer.ephemeral_disk_gb}")

@@ -100,7 +100,7 @@ class ProviderConformance:
     @pytest.fixture
     def agent(self) -> AgentBootstrap:
         """An agent that stays, whoever it finds."""
-        return AgentBootstrap(script="exec sleep 600", token=SecretStr(TOKEN), url="http://127.0.0.1:9")
+        return AgentBootstrap(script="exec sleep 600\n", token=SecretStr(TOKEN), url="http://127.0.0.1:9")
 
     @pytest.fixture
     def compute(self) -> ComputeRequest:

@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from agent.bootstrap import script_digest
 from agent.launch_spec import LaunchSpec, render
+from agent.script import agent_script
 from domain.spec import Workload
 
 
@@ -55,6 +57,11 @@ class ControlPlane:
             return PlainTextResponse(self.refuse_launch[1], self.refuse_launch[0])
         spec = LaunchSpec(f"hrs.{attempt}", self.workload, {"HF_ENDPOINT": "https://example.com"}, 1 << 20, 30)
         return Response(render(spec))
+
+    async def script(self, request: Request) -> Response:
+        _caller(request, "hrb.")
+        known = request.path_params["sha256"] == script_digest(agent_script())
+        return PlainTextResponse(agent_script()) if known else PlainTextResponse("not found", 404)
 
     async def fault(self, request: Request) -> Response:
         self.faults[_caller(request, "hrb.")] = (await request.body()).decode()
@@ -111,6 +118,7 @@ class ControlPlane:
         """Serves on a Unix socket, or on a free port; gives the base URL."""
         app = Starlette(
             routes=[
+                self._route("/agent/v1/script/{sha256}", "GET", self.script),
                 self._route("/agent/v1/launch", "POST", self.launch),
                 self._route("/agent/v1/fault", "POST", self.fault),
                 self._route("/agent/v1/started", "POST", self.started),

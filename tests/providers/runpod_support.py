@@ -59,7 +59,7 @@ def make_spec(**changes: Any) -> InstanceSpec:
         "org_id": "org",
         "image": "pytorch/pytorch:2.8.0",
         "compute": ComputeRequest(accelerator=RTX_4090, gpu_count=1, ephemeral_disk_gb=20),
-        "agent": AgentBootstrap(script="exec sleep 600", token=SecretStr(TOKEN), url="https://headrace.example"),
+        "agent": AgentBootstrap(script="exec sleep 600\n", token=SecretStr(TOKEN), url="https://headrace.example"),
         **changes,
     }
     return InstanceSpec(**values)

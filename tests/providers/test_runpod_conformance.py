@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from domain.errors import ProviderError
 from domain.offers import Offer
 from domain.spec import ComputeRequest
 from providers.base import OfferQuery, Provider
@@ -44,6 +45,9 @@ class RunPodFaults(FakeCloudFaults):
 
     async def refuse(self, operation: str, *args: object, **fields: object) -> None:
         await super().refuse(_as_asked(operation), *args, **fields)  # type: ignore[arg-type]
+
+    async def refuse_with_status_200(self, operation: str, kind: type[ProviderError]) -> None:
+        await super().refuse_with_status_200(_as_asked(operation), kind)
 
     async def cut_list_page(self, operation: str) -> None:
         await super().cut_list_page(_as_asked(operation))

@@ -45,7 +45,7 @@ class TestBoot:
         assert provider.capabilities.restarts_finished
         async with plane.listening() as url:
             attempt = new_attempt_id()
-            agent = AgentBootstrap(script="", token=SecretStr(f"hrb.{attempt}"), url=url)
+            agent = AgentBootstrap(script="exec sleep 600\n", token=SecretStr(f"hrb.{attempt}"), url=url)
             spec = make_spec(attempt_id=attempt, agent=agent)
             handle = await provider.provision(await provider.create(spec, await offer_of(provider)), spec, no_progress)
             await plane.until(lambda: bool(plane.exits))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from agent.bootstrap import bootstrap_command
 from agent.script import agent_script
 from domain.errors import (
     Ambiguous,
@@ -40,7 +41,7 @@ class TestCreate:
         (body,) = [body for method, path, body in runpod.account.requests if (method, path) == ("POST", "/v2/pods")]
         assert json.loads(body["args"]) == {
             "entrypoint": ["bash", "-c"],
-            "cmd": [WITHOUT_VENDOR_KEY + "exec sleep 600"],
+            "cmd": [WITHOUT_VENDOR_KEY + bootstrap_command(spec.agent.script)],
         }
         assert body["env"] == {
             "HEADRACE_TOKEN": TOKEN, "HEADRACE_URL": "https://headrace.example", "HEADRACE_IDLE_AFTER_EXIT": "1",
@@ -62,18 +63,6 @@ class TestCreate:
         )
         assert body["variables"]["input"]["bidPerGpu"] == 1.75
         assert handle.price_usd_hr == Decimal("7.0")
-
-    async def test_quotes_and_braces_stay_what_they_are_in_graphql(
-        self, provider: RunPodProvider, control: CloudControl, runpod: RunningRunPod
-    ) -> None:
-        script = 'echo "}) { id } } #\' \\" {{ $input }}\n'
-        agent = AgentBootstrap(script=script, token=SecretStr(TOKEN), url="https://headrace.example")
-        spec = make_spec(agent=agent, image='evil/"image"}:latest')
-        await provider.create(spec, await offer_of(provider, spot=True))
-        (pod,) = runpod.account.pods.values()
-        assert json.loads(pod.args)["cmd"] == [WITHOUT_VENDOR_KEY + script]
-        ((instance),) = await control.instances(spec.attempt_id)
-        assert instance["offer"].endswith("|spot")
 
     @pytest.mark.parametrize(("region", "place"), [("US-KS-2", "US-KS-2"), (ANYWHERE, None)])
     async def test_a_spot_pod_is_rented_where_its_offer_is(
@@ -113,39 +102,21 @@ class TestCreate:
         assert runpod.account.pods[handle.provider_id].cuda is None
         await provider.close()
 
-    async def test_a_script_arrives_as_it_is_by_both_apis(
-        self, provider: RunPodProvider, runpod: RunningRunPod
-    ) -> None:
-        """Quotes, dollars, backslashes, line ends and what stands outside the basic plane, in 64 random orders."""
-        random = Random(21)
-        words = [
-            "'",
-            '"',
-            "`",
-            "$HOME",
-            "$(",
-            "\\",
-            "\\n",
-            "\n",
-            "\r\n",
-            "\t",
-            "{",
-            "}",
-            "=",
-            ";",
-            "-",
-            "é",
-            "\u2028",
-            "🚂",
-            "%s",
-        ]
-        script = "".join(random.choice(words) for _ in range(64 * len(words)))
-        agent = AgentBootstrap(script=script, token=SecretStr(script[:200]), url="https://headrace.example/é?a='b'")
+    async def test_all_arrives_as_it_is_by_both_apis(self, provider: RunPodProvider, runpod: RunningRunPod) -> None:
+        """Quotes, braces, dollars, backslashes, line ends and what is outside the basic plane, in a random order."""
+        words = ["'", '"', "`", "$HOME", "$(", "\\", "\\n", "{{ $input }}", "})", "#", "=", ";", "-", "%s"]
+        words += ["\n", "\r\n", "\t", " ", "é", "\u2028", "🚂"]
+        token = "".join(Random(21).choices(words, k=1_000))
+        agent = AgentBootstrap(
+            script="exec sleep 600\n", token=SecretStr(token), url="https://headrace.example/é?a='b'"
+        )
         for spot in (False, True):
-            handle = await provider.create(make_spec(agent=agent), await offer_of(provider, spot=spot))
+            spec = make_spec(agent=agent, image='evil/"image"}:latest')
+            handle = await provider.create(spec, await offer_of(provider, spot=spot))
             pod = runpod.account.pods[handle.provider_id]
-            assert json.loads(pod.args)["cmd"] == [WITHOUT_VENDOR_KEY + script]
-            assert (pod.env["HEADRACE_TOKEN"], pod.env["HEADRACE_URL"]) == (script[:200], agent.url)
+            assert pod.spot is spot
+            assert json.loads(pod.args)["cmd"] == [WITHOUT_VENDOR_KEY + bootstrap_command(agent.script)]
+            assert (pod.env["HEADRACE_TOKEN"], pod.env["HEADRACE_URL"]) == (token, agent.url)
 
     async def test_the_price_of_the_create_answer_counts(self, provider: RunPodProvider, control: CloudControl) -> None:
         for spot in (False, True):
@@ -174,15 +145,31 @@ class TestCreate:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"agent": AgentBootstrap(script="x", token=SecretStr(TOKEN), socket="/run/agent.sock")},
-            {"agent": AgentBootstrap(script="x" * MOST_STRING_BYTES, token=SecretStr(TOKEN), url="https://h.example")},
-            {"agent": AgentBootstrap(script="é" * 70_000, token=SecretStr(TOKEN), url="https://h.example")},
-            {"agent": AgentBootstrap(script="a\0b", token=SecretStr(TOKEN), url="https://h.example")},
+            {"agent": AgentBootstrap(script="x\n", token=SecretStr(TOKEN), socket="/run/agent.sock")},
+            {
+                "agent": AgentBootstrap(
+                    script="x" * MOST_STRING_BYTES + "\n", token=SecretStr(TOKEN), url="https://h.example"
+                )
+            },
+            {"agent": AgentBootstrap(script="é" * 70_000 + "\n", token=SecretStr(TOKEN), url="https://h.example")},
+            {"agent": AgentBootstrap(script="a\0b\n", token=SecretStr(TOKEN), url="https://h.example")},
+            {"agent": AgentBootstrap(script="no line feed", token=SecretStr(TOKEN), url="https://h.example")},
+            {"agent": AgentBootstrap(script="x\n", token=SecretStr("t" * 131_072), url="https://h.example")},
             {"compute": ComputeRequest(accelerator=RTX_4090, gpu_count=1, ephemeral_disk_gb=1_001)},
             {"ports": tuple(Port(name=f"p{n}", container_port=8000 + n, protocol="http") for n in range(11))},
             {"registry": RegistryCredential(username="", password=SecretStr("x"))},
         ],
-        ids=["no URL", "long script", "long in bytes", "NUL", "large disk", "many ports", "no user name"],
+        ids=[
+            "no URL",
+            "long script",
+            "long in bytes",
+            "NUL",
+            "no line",
+            "long token",
+            "large disk",
+            "many ports",
+            "no user name",
+        ],
     )
     async def test_what_does_not_fit_is_refused_before_anything_is_made(
         self, provider: RunPodProvider, control: CloudControl, changes: dict[str, Any]
@@ -193,19 +180,21 @@ class TestCreate:
         assert len(caught.value.message) < 300
         assert await control.alive() == []
 
-    async def test_the_real_agent_fits(self, provider: RunPodProvider) -> None:
+    async def test_the_agent_is_fetched_so_that_no_list_of_pods_carries_it(self, provider: RunPodProvider) -> None:
         agent = AgentBootstrap(script=agent_script(), token=SecretStr(TOKEN), url="https://headrace.example")
         spec, offer = make_spec(agent=agent), await offer_of(provider)
-        assert create_body(spec, offer, None) == create_body(spec, offer, None)
+        body = create_body(spec, offer, None)
+        assert body == create_body(spec, offer, None)
+        assert len(json.dumps(body)) < 2_048
 
     async def test_no_workload_has_the_key_that_runpod_gives_to_pods(self, provider: RunPodProvider) -> None:
-        script = "tr '\\0' '\\n' </proc/$$/environ; env; echo \"the script's $HEADRACE_TOKEN\""
-        agent = AgentBootstrap(script=script, token=SecretStr(TOKEN), url="https://headrace.example")
-        body = create_body(make_spec(agent=agent), await offer_of(provider), None)
+        body = create_body(make_spec(), await offer_of(provider), None)
         args = json.loads(body["args"])
+        assert args["cmd"][0].startswith(WITHOUT_VENDOR_KEY)
+        script = "tr '\\0' '\\n' </proc/$$/environ; env; echo \"the script's $HEADRACE_TOKEN\""
         environment = {"PATH": os.environ["PATH"], "RUNPOD_API_KEY": "canary-vendor-key", **body["env"]}
         ran = await asyncio.create_subprocess_exec(
-            *args["entrypoint"], *args["cmd"], env=environment, stdout=asyncio.subprocess.PIPE
+            *args["entrypoint"], WITHOUT_VENDOR_KEY + script, env=environment, stdout=asyncio.subprocess.PIPE
         )
         printed, _ = await ran.communicate()
         assert f"the script's {TOKEN}".encode() in printed
