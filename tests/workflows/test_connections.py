@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -11,12 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from temporalio.client import Client
 
 import activities.connections
 from activities.connections import ConnectionKeeper
-from api.agent import create_agent_app
 from domain import backends
 from domain.roles import Role
 from domain.states import JobState
@@ -31,6 +28,7 @@ from tests.providers.connectable import SIMULATED
 from tests.providers.runpod_fake.account import API_KEY
 from tests.providers.runpod_fake.server import RunningRunPod, serve_runpod
 from tests.providers.runpod_support import IMPATIENT
+from tests.support.agent_listener import agents_served, listening
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
 
@@ -66,20 +64,11 @@ async def plane(
     sqlite_url: str, temporal_address: str, cloud: RunningCloud, runpod: RunningRunPod
 ) -> AsyncIterator[ControlPlane]:
     """A control plane without any backend, and a URL at which agents reach it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener, url = listening()
     async with control_plane(sqlite_url, temporal_address, public_url=url) as running:
-        config = uvicorn.Config(create_agent_app(running.services), lifespan="off", log_level="warning")
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
-        try:
+        async with agents_served(running, listener):
             yield running
             await assert_invariants(running)
-        finally:
-            server.force_exit = True
-            await server.shutdown(sockets=[listener])
 
 
 async def connect(

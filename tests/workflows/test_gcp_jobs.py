@@ -1,7 +1,6 @@
 """Jobs on Compute Engine, through the whole control plane: the SDK, the real host agent, agents over the network."""
 
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -10,11 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-import uvicorn
 from sqlmodel import select
 
 from activities import connections
-from api.agent import create_agent_app
 from domain.clock import Clock, utc_now
 from domain.states import JobState
 from providers.base import ProviderContext
@@ -25,6 +22,7 @@ from tests.providers import gcp_fake
 from tests.providers.gcp_fake import Fault, GcpServer
 from tests.providers.gcp_fake.boots import booting
 from tests.providers.gcp_support import gcp_provider, key_pair, service_account_key
+from tests.support.agent_listener import agents_served, listening
 from tests.support.clock import SettableClock
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
@@ -51,24 +49,15 @@ async def plane_on(
     gcp_url: str | None, database_url: str, temporal_address: str, clock: Clock = utc_now, **settings: Any
 ) -> AsyncIterator[ControlPlane]:
     """A control plane, and a URL at which machines reach it; without a backend where none is named."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener, url = listening()
     async with control_plane(database_url, temporal_address, clock=clock, public_url=url, **settings) as running:
         assert running.context is not None
         if gcp_url is not None:
             provider = gcp_provider(gcp_url, running.context.owner_id)
             running.context.providers.by_connection["gcp-1"] = provider
-        config = uvicorn.Config(create_agent_app(running.services), lifespan="off", log_level="warning")
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
-        try:
+        async with agents_served(running, listener):
             yield running
             await assert_invariants(running)
-        finally:
-            server.force_exit = True
-            await server.shutdown(sockets=[listener])
 
 
 async def submit(plane: ControlPlane, command: str, compute: dict[str, Any] = CPU, **changes: Any) -> str:

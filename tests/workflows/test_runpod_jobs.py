@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -11,10 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from sqlmodel import select
 
-from api.agent import create_agent_app
 from domain.clock import Clock, utc_now
 from domain.ids import AttemptId
 from domain.states import JobState
@@ -24,6 +21,7 @@ from store.ledger import attos_of
 from store.tables import LedgerEntry
 from tests.providers.runpod_fake.server import RunningRunPod, serve_runpod
 from tests.providers.runpod_support import make_runpod
+from tests.support.agent_listener import agents_served, listening
 from tests.support.clock import SettableClock
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
@@ -49,24 +47,15 @@ async def plane_on(
     runpod: RunningRunPod, database_url: str, temporal_address: str, clock: Clock = utc_now, **settings: Any
 ) -> AsyncIterator[ControlPlane]:
     """A control plane with RunPod as its only backend, and a URL at which agents reach it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener, url = listening()
     async with control_plane(database_url, temporal_address, clock=clock, public_url=url, **settings) as running:
         assert running.context is not None
         provider = make_runpod(runpod, running.context.owner_id)
         running.context.providers.by_connection["conn-runpod"] = provider
         running.cloud = CloudControl(runpod.url)
-        config = uvicorn.Config(create_agent_app(running.services), lifespan="off", log_level="warning")
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
-        try:
+        async with agents_served(running, listener):
             yield running
             await assert_invariants(running)
-        finally:
-            server.force_exit = True
-            await server.shutdown(sockets=[listener])
 
 
 async def submit(plane: ControlPlane, script: dict[str, Any], **changes: Any) -> str:
