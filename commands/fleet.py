@@ -154,7 +154,11 @@ def edit(
         fields |= dict.fromkeys(("bastion_hostname", "bastion_port", "bastion_user", "bastion_host_key"))
     with ApiClient(find_credentials(data_dir)) as client, _hosts_told_of(as_json=as_json):
         row = client.get(_path(client, fleet))
+        headers = {}
         if add_host or remove_host:
+            # What is to be changed is what was seen: nobody else's edit is to be lost.
+            row = _settled(client, row)
+            headers["If-Match"] = str(row["version"])
             fields["hosts"] = _changed_hosts(row, fields.get("hosts"), add_host or (), remove_host or ())
         body = {"name": name or named, "fields": fields or None}
         given = {field: value for field, value in body.items() if value is not None}
@@ -166,7 +170,7 @@ def edit(
         if given:
             if fields:
                 say(f"probing {_count(fields.get('hosts') or (row['fields'] or {}).get('hosts') or ())}")
-            row = _settled(client, client.put(f"{_PATH}/{row['id']}", given))
+            row = _settled(client, client.put(f"{_PATH}/{row['id']}", given, headers))
         _show(row, as_json=as_json, probed=bool(fields))
 
 

@@ -54,6 +54,7 @@ def _render(
         "org_id": row.org_id,
         "project": project,
         "state": row.state,
+        "version": row.verification,
         "fields": {name: row.options[name] for name in _shown_fields(backend, row)} if told else None,
         "verification": {
             "pending": row.verified_number < row.verification,

@@ -112,6 +112,7 @@ _EXAMPLE: dict[str, Any] = {
     "org_id": "org_9f2kQxWv3bT8mLpZ",
     "project": None,
     "state": "connected",
+    "version": 1,
     "fields": {"include_community": True},
     "verification": {"pending": False, "status": "ok", "message": "", "at": "2026-07-29T12:01:00Z", "hosts": None},
     "health": {"status": "healthy", "error": None, "last_poll_at": "2026-07-29T12:05:00Z", "offer_count": 31},
@@ -135,6 +136,7 @@ class ConnectedBackend(BaseModel):
     org_id: str | None
     project: str | None
     state: str = Field(description="`pending`, `connected`, `failed` or `removing`.")
+    version: int = Field(description="Counts edits of its fields, and verifications; for `If-Match`.")
     fields: dict[str, Any] | None = Field(description="What is in use and not secret; for administrators.")
     verification: Verification
     health: Health

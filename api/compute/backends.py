@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from sqlmodel import Session
 
 from api.admin.scope import OrgIdQuery, scope, target
@@ -23,7 +23,7 @@ from api.encoding import json_response
 from api.pagination import CursorParameter, Traversal, moment_key, moment_of, page
 from api.services import Services
 from domain.backends import Backend, backend_of, catalog, check_fields
-from domain.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from domain.errors import Conflict, Forbidden, InvalidRequest, NotFound, PreconditionFailed
 from domain.roles import Role
 from store import audit, connections, directory, fleets, tenants
 from store.access import Principal
@@ -35,6 +35,11 @@ router = APIRouter(prefix="/backends", tags=["Backends"])
 
 _WAIT_SECONDS = 25.0
 _LOOK_SECONDS = 0.25
+
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=64, description="The `version` that the edit is of; absent: whatever it is."),
+]
 
 
 @router.get("/catalog", summary="List backends that can be connected", response_model=BackendForms, responses=errors())
@@ -133,7 +138,7 @@ async def get_connected_backend(
     summary="Edit a connected backend",
     response_model=ConnectedBackend,
     responses={
-        **errors(400, 403, 404, 408, 409, 413, 422),
+        **errors(400, 403, 404, 408, 409, 412, 413, 422),
         202: {"description": "The verification goes on.", "model": ConnectedBackend},
     },
     openapi_extra=documented(BackendUpdate, {"fields": {"include_community": False}}),
@@ -144,12 +149,15 @@ async def edit_backend(
     principal: OrgAdmin,
     services: ServicesOf,
     _on_behalf_of: OnBehalfOf,
+    if_match: IfMatch = None,
 ) -> Response:
-    """Until the provider accepts what was changed, and if it does not, all stays as it was."""
+    """Until the provider accepts what was changed, and if it does not, all stays as it was. With `If-Match` an edit
+    that somebody else made meanwhile is not lost (412)."""
     wanted, now = await parsed(request, BackendUpdate), services.clock()
 
     def write(session: Session) -> tuple[Connection, int | None]:
         found = administered(session, principal, backend_id)
+        _require_version(found, if_match)
         if wanted.name is not None and wanted.name != found.name:
             connections.rename(session, found, wanted.name, now)
         asked = None
@@ -238,6 +246,14 @@ async def remove_backend(
 
 def _sight(principal: Principal) -> Sight:
     return sight_of(principal, None if principal.role is Role.CLUSTER_ADMIN else principal.org_id)
+
+
+def _require_version(connection: Connection, if_match: str | None) -> None:
+    if if_match is not None and if_match.strip().strip('"') != str(connection.verification):
+        raise PreconditionFailed(
+            f"{connection.name} has version {connection.verification}: somebody edited or verified it meanwhile",
+            details={"version": connection.verification},
+        )
 
 
 def _require_not_removing(connection: Connection) -> None:

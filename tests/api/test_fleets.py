@@ -36,8 +36,9 @@ class Caller:
     def post(self, path: str, body: Any) -> httpx.Response:
         return self._client.post(self._url + path, json=body)
 
-    def put(self, path: str, body: Any) -> httpx.Response:
-        return self._client.put(self._url + path, json=body)
+    def put(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self._client.put(self._url + path, json=body, headers=named)
 
 
 @pytest.fixture
@@ -109,6 +110,18 @@ def test_a_key_of_a_host_is_sealed_never_shown_and_kept_where_an_edit_leaves_it_
         ],
     }
     assert "canary" not in made.text + shown.text + edited.text + admin.get().text + str(row.options)
+
+
+def test_an_edit_of_what_somebody_else_edited_meanwhile_is_refused(api: Api, admin: Caller) -> None:
+    fleet_id = add(admin, "192.0.2.1").json()["id"]
+    settle(api, fleet_id, "ok", report("192.0.2.1"))
+    seen = admin.get(f"/{fleet_id}").json()["version"]
+    first, second = ({"fields": {"hosts": ["192.0.2.1", f"192.0.2.{n}"]}} for n in (2, 3))
+    assert admin.put(f"/{fleet_id}", first, If_Match=f'"{seen}"').status_code == 202
+    refused = admin.put(f"/{fleet_id}", second, If_Match=str(seen))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (412, "precondition_failed")
+    assert refused.json()["error"]["details"] == {"version": seen + 1}
+    assert admin.put(f"/{fleet_id}", second, If_Match=str(seen + 1)).status_code == 202
 
 
 def test_a_host_that_is_not_right_is_named_with_the_limit(admin: Caller) -> None:
