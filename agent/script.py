@@ -1,7 +1,8 @@
 """The agent's script: the text that every provider makes a workload's command of."""
 
 from functools import cache
-from pathlib import Path
+
+from agent import workload
 
 PROTOCOL = 1
 """The version that the script speaks; the API speaks it for as long as agents of it may live."""
@@ -10,4 +11,4 @@ PROTOCOL = 1
 @cache
 def agent_script() -> str:
     """The text of the agent: the same bytes for the life of the process."""
-    return (Path(__file__).parent / "agent.sh").read_text(encoding="utf-8")
+    return workload.text()

@@ -1,4 +1,4 @@
-"""The agents' side of the API, `/agent/v1`: launch, output, exit, orders. The other side is `agent/agent.sh`."""
+"""The agents' side of the API, `/agent/v1`: launch, output, exit, orders. The other side is `agent/workload/`."""
 
 from api.agent.app import create_agent_app
 from api.agent.routes import router
