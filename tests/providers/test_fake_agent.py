@@ -68,7 +68,8 @@ class TestRun:
         await control.script(stdout="loss 1\n", stderr="warning\n", repeat=2, run_seconds=0.02, status=7)
         await rent(provider, make_spec())
         await plane.until(lambda: bool(plane.exits))
-        assert plane.exits["inst-one"] == {"status": "7", "signal": "0", "stdout": "14", "stderr": "16"}
+        ended = {"status": "7", "signal": "0", "interrupted": "0"}
+        assert plane.exits["inst-one"] == {**ended, "stdout": "14", "stderr": "16"}
         assert plane.output["inst-one", "stdout"] == b"loss 1\nloss 1\n"
         assert plane.output["inst-one", "stderr"] == b"warning\nwarning\n"
         assert plane.paths("inst-one")[0] == "/agent/v1/launch"
