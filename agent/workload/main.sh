@@ -65,14 +65,14 @@ hr_post_from_memory() { # path, body -> hr_code
 hr_next_event() { # -> hr_event. The time-out is for its first byte only: it could cut a line in two, and lose one
   local first rest
   hr_event=
-  if read -r -N 1 -t 10 -u 8 first; then
+  if read -r -N 1 -t $hr_look -u 8 first; then
     read -r rest <&8
     hr_event=$first$rest
   fi
 }
 
 hr_check_helpers() { # a workload that kills all processes that it sees must not leave a job without an end
-  ((SECONDS - hr_checked_at >= 10)) || return
+  ((SECONDS - hr_checked_at >= hr_look)) || return
   hr_checked_at=$SECONDS
   if [[ ! -e curl ]]; then
     hr_end_in_ruins

@@ -21,6 +21,7 @@
 # Every global is named hr_*: a plain name could be a variable of the image's environment, which the workload inherits.
 
 hr_chunk=1048576 # most bytes in one request, and in one piece
+hr_look=10       # seconds between two looks at whether the helpers live
 hr_read=65536    # what a pipe holds, hence the most that one read returns
 
 # --- small tools ------------------------------------------------------------------------------------------------------

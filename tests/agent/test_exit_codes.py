@@ -78,15 +78,24 @@ async def test_a_workload_that_stops_and_goes_on_is_followed_to_its_end(site: Si
     assert attempt.output() == b"back\n"
 
 
-async def test_a_workload_that_kills_every_process_it_sees_ends_all_the_same(site: Site) -> None:
+@pytest.fixture
+def watchful(site: Site) -> Site:
+    """Its agents look after their helpers each second."""
+    text = site.script.read_text()
+    assert "\nhr_look=10 " in text
+    site.script.write_text(text.replace("\nhr_look=10 ", "\nhr_look=1 "))
+    return site
+
+
+async def test_a_workload_that_kills_every_process_it_sees_ends_all_the_same(watchful: Site) -> None:
     own_namespace = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    attempt = await site.script_job("echo before; sleep 0.3; kill -9 -1; sleep 300", under=own_namespace)
+    attempt = await watchful.script_job("echo before; sleep 0.3; kill -9 -1; sleep 300", under=own_namespace)
     assert await attempt.result(seconds=60) == (137, 9)
     assert attempt.output() == b"before\n"
 
 
-async def test_a_workload_that_removes_the_agents_files_is_ended_and_reported(site: Site) -> None:
-    attempt = await site.script_job("echo before; sleep 1; rm -rf $TMPDIR/headrace-*; sleep 300")
+async def test_a_workload_that_removes_the_agents_files_is_ended_and_reported(watchful: Site) -> None:
+    attempt = await watchful.script_job("echo before; sleep 0.3; rm -rf $TMPDIR/headrace-*; sleep 300")
     assert await attempt.result(seconds=60) == (137, 9)
     assert attempt.output() == b"before\n"
     assert b"[headrace] the agent's files were removed" in attempt.output("stderr")
