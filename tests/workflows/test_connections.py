@@ -65,10 +65,12 @@ async def plane(
 ) -> AsyncIterator[ControlPlane]:
     """A control plane without any backend, and a URL at which agents reach it."""
     listener, url = listening()
-    async with control_plane(sqlite_url, temporal_address, public_url=url) as running:
-        async with agents_served(running, listener):
-            yield running
-            await assert_invariants(running)
+    async with (
+        control_plane(sqlite_url, temporal_address, public_url=url) as running,
+        agents_served(running, listener),
+    ):
+        yield running
+        await assert_invariants(running)
 
 
 async def connect(

@@ -12,7 +12,6 @@ import json
 import math
 import random
 import re
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from moto.ec2.models.instances import Instance as Ec2Instance
 from sqlmodel import select
 from temporalio.client import AsyncActivityCancelledError
@@ -31,7 +29,6 @@ from temporalio.service import RPCError
 from temporalio.testing import ActivityEnvironment
 
 from activities.reconcile import ReconcileActivities
-from api.agent import create_agent_app
 from domain.clock import utc_now
 from domain.states import TERMINAL, InstanceState, JobState
 from providers.fake import faults as engine
@@ -50,6 +47,7 @@ from tests.providers.gcp_support import gcp_provider, key_pair
 from tests.providers.runpod_fake.server import RunningRunPod, serve_runpod
 from tests.providers.runpod_support import make_runpod
 from tests.providers.ssh_fleet import RunningFleet, running_fleet
+from tests.support.agent_listener import agents_served, listening
 from tests.support.control_plane import ControlPlane, control_plane, until
 from tests.support.invariants import assert_invariants
 
@@ -312,8 +310,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
 @pytest.fixture
 async def world(sqlite_url: str, temporal_address: str, fleet: RunningFleet) -> AsyncIterator[World]:
     clock = Clock()
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener, url = listening(backlog=256)
     waits: dict[str, Any] = {
         "contact_timeout_seconds": CONTACT_SECONDS,
         "provisioning_timeout_seconds": 900,
@@ -347,19 +344,11 @@ async def world(sqlite_url: str, temporal_address: str, fleet: RunningFleet) -> 
         }
         for connection_id in ("aws-1", "gcp-1", "conn-runpod", "ssh-1"):
             _count_lists(one, connection_id, connections[connection_id])
-        config = uvicorn.Config(create_agent_app(plane.services), lifespan="off", log_level="warning")
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
+        await stack.enter_async_context(agents_served(plane, listener))
+        stack.push_async_callback(inside.close)
         inside.start()
-        try:
-            yield one
-            await assert_invariants(plane)
-        finally:
-            await inside.close()
-            server.force_exit = True
-            await server.shutdown(sockets=[listener])
+        yield one
+        await assert_invariants(plane)
 
 
 def _count_lists(world: World, connection_id: str, provider: Any) -> None:
