@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from domain.catalog import BY_NAME, Gpu
@@ -196,6 +197,8 @@ def offers_of(
                     price_source="cloud billing catalog",
                     pricing_model=PricingModel.INSTANCE_SECONDS,
                     teardown_seconds=TEARDOWN_SECONDS,
+                    # What is stopped costs its disk, and that is in no price here.
+                    stopped_usd_hr=Decimal(0),
                     spot=spot,
                     available=quotas.allow(machine, spot),
                     over_quota=quotas.never_allow(machine, spot),
