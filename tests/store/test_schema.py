@@ -118,7 +118,7 @@ def test_a_database_of_a_newer_version_is_refused_with_the_next_step(empty: Data
         schema.pending(empty)
 
 
-def test_the_built_package_holds_the_revisions(tmp_path: Path) -> None:
+def test_the_built_package_holds_the_revisions_and_the_agents(tmp_path: Path) -> None:
     root = Path(schema.__file__).parents[1]
     options = [
         "egg_info",
@@ -138,7 +138,8 @@ def test_the_built_package_holds_the_revisions(tmp_path: Path) -> None:
     )
     program = (
         "import sys; from store import db, schema; assert schema.__file__.startswith(sys.argv[1]), schema.__file__;"
-        "d = db.Database(f'sqlite:///{sys.argv[1]}/t.db'); schema.upgrade(d); assert schema.pending(d) == []"
+        "d = db.Database(f'sqlite:///{sys.argv[1]}/t.db'); schema.upgrade(d); assert schema.pending(d) == [];"
+        "from agent import host, workload; assert workload.text().endswith('hr_main\\n'); host._body()"
     )
     environment = {"PYTHONPATH": str(tmp_path / "lib"), "PATH": ""}
     subprocess.run([sys.executable, "-P", "-c", program, tmp_path], cwd=tmp_path, env=environment, check=True)
