@@ -163,6 +163,8 @@ class FakeProvider:
             view = await self.get(handle)
             if view is None or view.state is ProviderState.GONE:
                 raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id} disappeared while it booted")
+            if view.state is ProviderState.INTERRUPTED:
+                raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id} was interrupted")
             if view.state is ProviderState.FAILED:
                 kind = (
                     ImagePullFailed if view.handle.data.get("failure_code") == "image_pull_failed" else BootstrapFailed

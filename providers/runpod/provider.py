@@ -241,6 +241,8 @@ class RunPodProvider:
                 view = await self._boot_view(handle)
                 if view is None or view.state is ProviderState.GONE:
                     raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id} disappeared in its boot")
+                if view.state is ProviderState.INTERRUPTED:
+                    raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id}: {view.message}")
                 if view.state not in (ProviderState.PENDING, ProviderState.STARTING, ProviderState.FAILED):
                     return view.handle
                 await boot.follow(view)
