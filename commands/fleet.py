@@ -104,7 +104,7 @@ def list_fleets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
                 row["state"],
                 row["health"]["status"],
                 str(row["host_count"] or 0),
-                str(row["gpu_count"] or 0),
+                "-" if row["gpu_count"] is None else str(row["gpu_count"]),
                 str(row["live_instances"]),
                 str(row["hourly_cost_usd"]),
             )

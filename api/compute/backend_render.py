@@ -100,6 +100,9 @@ def _size(backend: Backend | None, row: Connection) -> dict[str, int | None]:
     if backend is None or backend.hosts is None:
         return {"host_count": None, "gpu_count": None}
     hosts = set(backend.hosts(row.options).values())
+    if row.verified_status != "ok":
+        # The reports are of what was refused.
+        return {"host_count": len(hosts), "gpu_count": None}
     reports = [report for report in row.verified_hosts or () if report["hostname"] in hosts and report["usable"]]
     return {"host_count": len(hosts), "gpu_count": sum(len(report["gpus"]) for report in reports)}
 

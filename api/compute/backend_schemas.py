@@ -143,7 +143,9 @@ class ConnectedBackend(BaseModel):
     live_instances: int = Field(description="Of the caller's organization; of all for a cluster admin.")
     hourly_cost_usd: float = Field(description="What these cost an hour now.")
     host_count: int | None = Field(description="Of a fleet: its hosts; null of other backends.")
-    gpu_count: int | None = Field(description="Of a fleet: those of its hosts, as of the last verification.")
+    gpu_count: int | None = Field(
+        description="Of a fleet: those of its hosts, by the last verification; null where it failed."
+    )
     created_at: datetime
     updated_at: datetime
 

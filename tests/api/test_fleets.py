@@ -140,6 +140,10 @@ def test_each_host_is_told_of_to_administrators_only(api: Api, admin: Caller, fa
     assert (shown["host_count"], shown["gpu_count"]) == (2, 2)
     (listed,) = admin.get().json()["data"]
     assert (listed["verification"]["hosts"], listed["host_count"], listed["gpu_count"]) == (None, 2, 2)
+    admin.put(f"/{fleet_id}", {"fields": {"user": "nobody"}})
+    settle(api, fleet_id, "auth", report("192.0.2.1", "auth"))
+    refused = admin.get(f"/{fleet_id}").json()
+    assert (refused["state"], refused["host_count"], refused["gpu_count"]) == ("connected", 2, None)
     member = Caller(api, factory.key(role=Role.MEMBER).token)
     assert member.get(f"/{fleet_id}").json()["verification"]["hosts"] is None
 
