@@ -92,7 +92,7 @@ class Clock:
 @dataclass
 class Simulated:
     """What happens inside the machines of AWS and Google: a simulated agent with what the user data say. They
-    are on until they are deleted. EC2's times are written down here, since moto bills nobody."""
+    are on until they are deleted."""
 
     clock: Clock
     aws: AwsServer
@@ -100,8 +100,6 @@ class Simulated:
     broken: Counter[str] = field(default_factory=Counter)
     """How many of the next machines of each cloud do not boot."""
     released: dict[str, asyncio.Event] = field(default_factory=dict)
-    ec2: list[tuple[str, datetime, datetime]] = field(default_factory=list)
-    """Attempt, beginning and end of each machine that is gone."""
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     _booted: set[str] = field(default_factory=set)
 
@@ -119,9 +117,8 @@ class Simulated:
         self._run(self._live_at_ec2(instance, gzip.decompress(data).decode()))
 
     async def _live_at_ec2(self, instance: Ec2Instance, script: str) -> None:
-        attempt, begin = self.aws.tags(instance)["headrace-attempt"], self.clock()
+        attempt = self.aws.tags(instance)["headrace-attempt"]
         await self._live("aws", attempt, script, lambda: instance.state != "terminated")
-        self.ec2.append((attempt, begin, self.clock()))
 
     async def _boot_google(self) -> None:
         while True:
@@ -326,7 +323,7 @@ async def world(sqlite_url: str, temporal_address: str, fleet: RunningFleet) -> 
         aws.clear()
         aws.page_size = "100"
         gcp, gcp_url = stack.enter_context(gcp_fake.serve(key_pair()[1]))
-        gcp.cloud.clock = lambda: clock().timestamp()
+        aws.clock, gcp.cloud.clock = clock, lambda: clock().timestamp()
         runpod = await stack.enter_async_context(serve_runpod(clock))
         inside = Simulated(clock, aws, gcp)
         plane = await stack.enter_async_context(
@@ -481,8 +478,8 @@ async def _assert_billed(world: World) -> None:
 
     for pod in world.runpod.account.cloud.instances():
         bill(str(pod.labels["attempt"]), world.runpod.account.cloud.bill(pod))
-    for attempt_id, begin, end in world.inside.ec2:
-        bill(attempt_id, seconds_of(attempt_id, (end - begin).total_seconds()))
+    for machine in world.aws.bill:
+        bill(machine.attempt, machine.usd)
     for charge in world.gcp.cloud.bill:
         attempt_id = next(id_ for id_ in of if id_ in charge.name)
         assert charge.ended_at is not None
