@@ -89,9 +89,11 @@ class Ssh(BaseModel):
 
 
 class RuntimePort(BaseModel):
-    private: int
+    """None of it is promised."""
+
+    private: int | None = None
     public: int | None = None
-    type: str
+    type: str | None = None
     ip: str | None = None
 
 

@@ -65,6 +65,11 @@ def test_print_says_the_command_and_runs_nothing(headrace: Headrace, job_id: str
     assert not (client / "argv").exists()
 
 
+def test_the_jobs_record_says_how_to_enter(headrace: Headrace, job_id: str) -> None:
+    assert "ssh -p 22022 root@203.0.113.7" in headrace("job", "get", job_id).out
+    assert json.loads(headrace("job", "get", job_id, "--json").out)["ssh"]["host_key"] == KEY
+
+
 def test_machines_get_all_of_it(headrace: Headrace, job_id: str) -> None:
     shown = json.loads(headrace("job", "ssh", job_id, "--json").out)
     assert (shown["host"], shown["port"], shown["known_hosts"]) == ("203.0.113.7", 22022, LINE)
