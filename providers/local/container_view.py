@@ -34,6 +34,7 @@ _STATES = {
     "stopped": ProviderState.EXITED,
     "dead": ProviderState.EXITED,
 }
+_LOST = "the container lost its process: the machine or the engine was restarted"
 _NEVER = re.compile(r"^0001-01-01")
 
 
@@ -52,13 +53,15 @@ def seen(details: Mapping[str, Any], *, now: datetime, booted_at: datetime, know
     created_at = parse_time(details.get("Created"))
     exit_code = int(state.get("ExitCode") or 0) if verdict is ProviderState.EXITED else None
     message = str(state.get("Error") or "")[:2000]
+    if verdict is ProviderState.EXITED and _outlived_its_process(state, booted_at):
+        verdict, exit_code, message = ProviderState.FAILED, None, message or _LOST
     if verdict is ProviderState.STARTING and status != "restarting":
         ran = not _NEVER.match(str(state.get("StartedAt") or "0001-01-01"))
         old = created_at is not None and (created_at < booted_at or now - created_at > START_WINDOW)
         if ran or old or state.get("ExitCode"):
             verdict = ProviderState.FAILED
             message = message or (
-                "the container lost its process: the machine or the engine was restarted"
+                _LOST
                 if ran or (created_at is not None and created_at < booted_at)
                 else "the container was created and never started"
             )
@@ -73,6 +76,12 @@ def seen(details: Mapping[str, Any], *, now: datetime, booted_at: datetime, know
         endpoints=_endpoints(details, labels),
         labels=labels,
     )
+
+
+def _outlived_its_process(state: Mapping[str, Any], booted_at: datetime) -> bool:
+    """Docker says 255 of what it finds dead when it starts, and takes its own start for the end."""
+    started, ended = parse_time(state.get("StartedAt")), parse_time(state.get("FinishedAt"))
+    return started is not None and ended is not None and started < booted_at <= ended
 
 
 def parse_time(text: Any) -> datetime | None:

@@ -61,6 +61,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningFleet]":
         yield running
 
 
+@pytest.fixture(scope="session")
+def docker_fleet(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RunningFleet]":
+    """One host with a docker daemon of its own, `whale`."""
+    from tests.providers.ssh_fleet import running_fleet
+
+    with running_fleet(tmp_path_factory.mktemp("docker"), "whale", engine="docker") as running:
+        yield running
+
+
 @pytest.fixture
 def owner() -> str:
     """The control plane of one test."""

@@ -51,6 +51,14 @@ class TestStates:
         assert read("exited", ExitCode=0).exit_code == 0
         assert read("running", ExitCode=0).exit_code is None
 
+    @pytest.mark.parametrize(("hours_ago", "state"), [(6, ProviderState.FAILED), (4, ProviderState.EXITED)])
+    def test_an_end_after_the_machines_start_is_none_of_what_ran_before_it(
+        self, hours_ago: int, state: ProviderState
+    ) -> None:
+        view = read("exited", age_seconds=hours_ago * 3600, ExitCode=255, FinishedAt=NOW.isoformat())
+        assert view.state is state
+        assert view.exit_code == (None if state is ProviderState.FAILED else 255)
+
 
 class TestACreatedContainer:
     def test_is_starting_at_first(self) -> None:

@@ -1,6 +1,7 @@
 """Hosts that cannot be reached, or lost their power: what stays, what is lost, and what they end by themselves."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -130,10 +131,12 @@ class TestAControlPlaneThatDoesNotComeBack:
         async with cleaned(fleet.provider(fleet_of_one, tmp_path, f"{owner}-other")) as other:
             kept = await started(other, make_spec(f"{owner}-other"), host.address)
             provider = fleet.provider(fleet_of_one, tmp_path, owner, connects=1, connect_seconds=1)
-            doomed = await started(provider, make_spec(owner, lifetime_seconds=2), host.address)
+            doomed = await started(provider, make_spec(owner, lifetime_seconds=7200), host.address)
+            assert 0 <= time.time() + 7200 - host.until(doomed.provider_id) < 60
             host.cut()
             try:
                 await provider.close()
+                host.spend_lifetime(doomed.provider_id)
                 await until_alone(host, kept.provider_id)
             finally:
                 host.heal()

@@ -20,7 +20,8 @@ METADATA, OUTSIDE = "169.254.169.254", "198.51.100.7"
 PORT = 8099
 # Begins when it is told to, and its address of IPv6 may be used.
 TRY = f"""
-until [ -e /tmp/go ] && grep -qs ' 80 *eth0' /proc/net/if_inet6; do sleep 0.05; done
+until [ -e /tmp/go ]; do sleep 0.05; done
+while [ -s /proc/net/if_inet6 ] && ! grep -q ' 80 *eth0' /proc/net/if_inet6; do sleep 0.05; done
 attempt() {{
   if timeout 1 bash -c "exec 3<>/dev/tcp/$1/{PORT}" 2>/dev/null; then echo "reached $1"; else echo "failed $1"; fi
 }}
@@ -85,7 +86,7 @@ async def tried(provider: SshProvider, owner: str, host: FleetHostProcess, addre
     """What came of each address, tried from a workload."""
     script = TRY + "".join(f"attempt '{address}' &\n" for address in addresses) + "wait"
     handle = await started(provider, make_spec(owner, script), host.address)
-    host.podman("exec", handle.provider_id, "touch", "/tmp/go")
+    host.command(host.engine, "exec", handle.provider_id, "touch", "/tmp/go")
     async with asyncio.timeout(30):
         while True:
             view = await provider.get(handle)
@@ -140,3 +141,16 @@ class TestAWorkload:
             tries = [one.address, gate.address, METADATA]
             assert await tried(provider, owner, one, tries) == dict.fromkeys(tries, "reached")
             await forget_rules(provider, one)
+
+
+async def test_rules_are_around_dockers_network_as_well(docker_fleet: RunningFleet, tmp_path: Path, owner: str) -> None:
+    host, fleet = docker_fleet.hosts["whale"], docker_fleet.fleet("whale")
+    host.ip("address", "add", f"{METADATA}/32", "dev", "lo")
+    try:
+        async with cleaned(docker_fleet.provider(fleet, tmp_path, owner)) as provider:
+            with listening(f"/run/netns/{host.name}"):
+                tries = [host.address, METADATA, docker_fleet.gateway]
+                assert await tried(provider, owner, host, tries) == dict.fromkeys(tries, "failed")
+            assert [offer.network_isolated for offer in await provider.offers(OfferQuery())] == [True]
+    finally:
+        host.ip("address", "delete", f"{METADATA}/32", "dev", "lo")

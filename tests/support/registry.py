@@ -33,33 +33,33 @@ class Registry:
 
 
 @contextmanager
-def serving(root: Path) -> Iterator[Registry]:
-    """A registry for `USER` alone."""
+def serving(root: Path, address: str = "127.0.0.1") -> Iterator[Registry]:
+    """A registry for `USER` alone, at an address of this machine."""
     if shutil.which("docker-registry") is None or shutil.which("htpasswd") is None:
         pytest.skip("docker-registry or htpasswd is not installed: tests/prepare installs them")
     subprocess.run(
         ["htpasswd", "-Bic", str(root / "users"), USER], input=PASSWORD.encode(), check=True, capture_output=True
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with socket.create_server((address, 0)) as probe:
         port = probe.getsockname()[1]
     configuration = {
         "version": 0.1,
         "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(root / "images")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
+        "http": {"addr": f"{address}:{port}"},
         "auth": {"htpasswd": {"realm": "tests", "path": str(root / "users")}},
     }
     (root / "registry.yml").write_text(json.dumps(configuration))
-    (root / "registries.conf").write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
+    (root / "registries.conf").write_text(f'[[registry]]\nlocation = "{address}:{port}"\ninsecure = true\n')
     process = subprocess.Popen(["docker-registry", "serve", str(root / "registry.yml")], stderr=subprocess.DEVNULL)
     try:
         for _ in range(500):
             try:
-                assert httpx.get(f"http://127.0.0.1:{port}/v2/").status_code == 401
+                assert httpx.get(f"http://{address}:{port}/v2/").status_code == 401
                 break
             except httpx.TransportError:
                 time.sleep(0.01)
-        yield Registry(f"127.0.0.1:{port}", root)
+        yield Registry(f"{address}:{port}", root)
     finally:
         process.terminate()
         process.wait()

@@ -54,6 +54,7 @@ class FleetHostProcess:
     root: Path
     interface: str
     image: Path | None
+    engine: str = "podman"
     process: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
@@ -65,7 +66,7 @@ class FleetHostProcess:
                 "nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--uts", "--ipc", "--pid", "--fork",
                 "--kill-child", "--mount-proc", "--propagation", "private", "bash", script, str(self.root),
             ],
-            env={**os.environ, "HOST_IMAGE": str(self.image or "")},
+            env={**os.environ, "HOST_IMAGE": str(self.image or ""), "HOST_ENGINE": self.engine},
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         log.close()
@@ -102,6 +103,15 @@ class FleetHostProcess:
     def heal(self) -> None:
         _run("ip", "link", "set", self.interface, "up")
 
+    def until(self, name: str) -> int:
+        """When the lifetime of an attempt is over, in seconds of the epoch."""
+        return int(self.command("head", "-n", "1", f"{DIRECTORY}/leases/{name}/lease").split()[3])
+
+    def spend_lifetime(self, name: str) -> None:
+        """As if its time had passed."""
+        until = str(self.until(name))
+        self.command("sed", "-i", f"1s/ {until} / 1 /", f"{DIRECTORY}/leases/{name}/lease")
+
     def ip(self, *arguments: str) -> str:
         """Its network, as its administrator would change it."""
         argv = ["nsenter", f"--net=/run/netns/{self.name}", "ip", *arguments]
@@ -118,9 +128,12 @@ class FleetHostProcess:
         return f"/proc/{self.init}/root{inside}"
 
     def podman(self, *arguments: str) -> str:
-        """Podman inside the host."""
+        return self.command("podman", *arguments)
+
+    def command(self, *argv: str) -> str:
+        """What a command says inside the host."""
         answer = subprocess.run(
-            ["nsenter", "--target", self.init, "--mount", "--uts", "--ipc", "--net", "--pid", "podman", *arguments],
+            ["nsenter", "--target", self.init, "--mount", "--uts", "--ipc", "--net", "--pid", *argv],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert answer.returncode == 0, answer.stderr
@@ -132,6 +145,8 @@ class RunningFleet:
     """The hosts, and the key that they let in."""
 
     root: Path
+    gateway: str
+    """This machine's own address on the hosts' bridge."""
     hosts: dict[str, FleetHostProcess] = field(default_factory=dict)
 
     @property
@@ -172,15 +187,17 @@ class RunningFleet:
 
 
 @contextlib.contextmanager
-def running_fleet(root: Path, *names: str) -> Iterator[RunningFleet]:
+def running_fleet(root: Path, *names: str, engine: str = "podman") -> Iterator[RunningFleet]:
     """Hosts of these names, on a bridge of their own."""
     require_podman()
+    if engine == "docker" and shutil.which("dockerd", path="/usr/sbin:/sbin:/usr/bin:/usr/local/bin") is None:
+        pytest.skip("dockerd is not installed: tests/prepare installs it")
     if os.geteuid() != 0 or shutil.which("sshd", path="/usr/sbin:/sbin") is None:
         pytest.skip("hosts of a fleet need root and sshd: tests/prepare installs it")
     unique = uuid.uuid4().hex[:6]
     subnet = f"10.{200 + int(unique[:2], 16) % 12}.{int(unique[2:4], 16)}"
     bridge = f"hr{unique}"
-    fleet = RunningFleet(root)
+    fleet = RunningFleet(root, f"{subnet}.1")
     _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(root / "key"))
     image = _archive(root)
     try:
@@ -189,7 +206,7 @@ def running_fleet(root: Path, *names: str) -> Iterator[RunningFleet]:
         _run("ip", "link", "set", bridge, "up")
         for number, name in enumerate(names):
             namespace, interface = f"{name}-{unique}", f"hr{unique}v{number}"
-            host = FleetHostProcess(namespace, f"{subnet}.{10 + number}", root / name, interface, image)
+            host = FleetHostProcess(namespace, f"{subnet}.{10 + number}", root / name, interface, image, engine)
             fleet.hosts[name] = host
             _plug(host, bridge)
             (host.root / "etc").mkdir(parents=True)
