@@ -7,12 +7,14 @@ import httpx
 import pytest
 from sqlmodel import select
 
+from agent.bootstrap import script_digest
 from api.agent import create_agent_app
 from api.services import Services
 from domain.ids import AttemptId
 from domain.spec import Workload
 from domain.states import JobState
 from settings import Settings
+from store.agent_scripts import keep
 from store.db import Database
 from store.lifecycle import request_termination
 from store.logs.blobs import open_blob_store
@@ -71,6 +73,29 @@ def row_of(database: Database, instance: Instance) -> Instance:
 
 def state_of(database: Database, job: Job) -> JobState:
     return JobState(database.run_read(lambda s: s.get_one(Job, job.id)).state)
+
+
+class TestRentedMachines:
+    async def test_the_bootstrap_token_fetches_the_agent_and_tells_of_an_interruption_also_after_the_launch(
+        self, client: httpx.AsyncClient, bootstrap: dict[str, str], database: Database, session: dict[str, str],
+        clock: SettableClock, job: Job,
+    ) -> None:  # fmt: skip
+        digest = script_digest("true\n")
+        for _ in range(2):
+            database.run_write(lambda s: keep(s, digest, "true\n", clock()))
+        assert (await client.get(f"/script/{digest}", headers=bootstrap)).text == "true\n"
+        assert (await client.get(f"/script/{digest}", headers=session)).status_code == 401
+        assert (await client.post("/notice", headers=session)).status_code == 401
+        for _ in range(2):
+            assert (await client.post("/notice", headers=bootstrap)).status_code == 200
+        exit_report = b"status=143&signal=15&stdout=0&stderr=0&interrupted=1"
+        assert (await client.post("/exit", headers=session, content=exit_report)).status_code == 200
+        assert (await client.post("/notice", headers=bootstrap)).status_code == 409
+        events = [event.type for event in database.run_read(lambda s: s.exec(select(JobEvent)).all())]
+        assert events.count("interruption_noticed") == 1
+        # What comes of it is the workflow's to decide.
+        assert state_of(database, job) is JobState.RUNNING
+        assert "workload_exited" in events
 
 
 class TestLaunch:
