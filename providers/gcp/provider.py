@@ -237,9 +237,10 @@ class GcpProvider:
             self._labelled("list"), self._disks.list_alone("list"), self._rules.list_owned("list")
         )
         views = [instance_view(instance) for instance in instances]
-        # Both go with their instance, whose name they have; only one that is left alone is listed.
+        # Both go with their instance, whose name they have; only one that is left alone is listed. Of two with one name
+        # a sweep takes the later, and the other the next time: first what bills.
         present = {view.handle.provider_id for view in views}
-        return views + [view for view in (*disks, *rules) if view.handle.provider_id not in present]
+        return views + [view for view in (*rules, *disks) if view.handle.provider_id not in present]
 
     async def close(self) -> None:
         self._calls.close()

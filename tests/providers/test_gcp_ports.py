@@ -121,6 +121,17 @@ async def test_a_sweep_finds_a_rule_that_was_left_behind_and_can_delete_it(
     assert await provider.list_owned() == []
 
 
+async def test_of_all_that_was_left_behind_the_disk_comes_last_which_a_sweep_takes_first(
+    provider: GcpProvider, gcp: GcpServer
+) -> None:
+    spec = spec_for(ports=PORTS)
+    await running(provider, spec)
+    (machine,) = gcp.cloud.of(spec.attempt_id)
+    machine.keeps_disk = True
+    gcp.cloud.vanish(machine)
+    assert [view.handle.resource_type for view in await provider.list_owned()] == ["firewall", "disk"]
+
+
 async def test_a_rule_of_others_is_left_alone_whatever_its_name_is(
     make_gcp_provider: MakeProvider, provider: GcpProvider, gcp: GcpServer
 ) -> None:
