@@ -97,6 +97,8 @@ class AwsProvider:
                 **({"SubnetId": subnet} if (subnet := _subnet_in(region, self._options)) else {}),
             )
             await self._groups.permitted(region, subnet, "verify")
+            # What a sweep and a deletion read: without it nothing that was rented could be given back.
+            await self._owned_in(region)
         except AuthError as error:
             return CredentialReport(status="auth", message=error.message)
         except (PermissionDenied, BillingBlocked) as error:
