@@ -108,16 +108,17 @@ class Quotas:
     def _of(self, machine: Machine, spot: bool) -> Iterator[tuple[str, Quota, int]]:
         """The quotas that the machine counts in: by name, and how much of each it takes."""
         shape, region = machine.shape, region_of(machine.zone)
-        family = shape.machine.partition("-")[0]
-        metric, wanted = QUOTA_METRICS.get(shape.accelerator, ""), shape.gpu_count
+        stated = self.regions.get(region, {})
+        cpus = _CPU_METRICS.get(shape.machine.partition("-")[0], "")
+        if cpus in stated:
+            yield f"{cpus} of {region}", stated[cpus], shape.vcpus
         if not shape.gpu_count:
-            metric, wanted = _CPU_METRICS.get(family, ""), shape.vcpus
-        elif spot:
-            metric = f"PREEMPTIBLE_{metric}"
-        if regional := self.regions.get(region, {}).get(metric):
-            yield f"{metric} of {region}", regional, wanted
-        if shape.gpu_count and (everywhere := self.project.get(ALL_REGIONS_METRIC)):
-            yield f"{ALL_REGIONS_METRIC} of the project", everywhere, wanted
+            return
+        gpus = ("PREEMPTIBLE_" if spot else "") + QUOTA_METRICS.get(shape.accelerator, "")
+        if gpus in stated:
+            yield f"{gpus} of {region}", stated[gpus], shape.gpu_count
+        if everywhere := self.project.get(ALL_REGIONS_METRIC):
+            yield f"{ALL_REGIONS_METRIC} of the project", everywhere, shape.gpu_count
 
 
 def machines_of(types: Iterable[Any], accelerators: Iterable[Any], cpu_families: Iterable[str]) -> list[Machine]:

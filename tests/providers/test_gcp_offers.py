@@ -91,6 +91,15 @@ async def test_an_offer_beyond_a_quota_says_which(
     assert not (why and offer.available)
 
 
+async def test_the_machine_that_gpus_are_attached_to_counts_in_a_quota_too(
+    provider: GcpProvider, gcp: GcpServer
+) -> None:
+    gcp.cloud.quotas = {"NVIDIA_T4_GPUS": (4.0, 0.0), "CPUS": (8.0, 0.0)}
+    assert (await offer_for(provider, "nvidia-t4-16gb", 1)).available
+    offer = await offer_for(provider, "nvidia-t4-16gb", 2)
+    assert offer.over_quota == "the quota CPUS of us-central1 is 8, and 16 are needed"
+
+
 async def test_regions_that_are_not_asked_for_are_not_offered(make_gcp_provider: MakeProvider, gcp: GcpServer) -> None:
     for sku in gcp.skus:
         sku["serviceRegions"].append("europe-west4")
