@@ -1,5 +1,6 @@
 """`headrace fleet`: hosts of one's own, reached over SSH."""
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="SSH fleets, hosts of your own: add
 
 _PATH = "/api/compute/cloud/backends"
 _PAUSE_SECONDS = 1.0
+_TELL_SECONDS = 5.0
 _PATIENCE_SECONDS = 180.0
 """A probe takes at most two minutes once a worker has it."""
 
@@ -82,8 +84,9 @@ def add(
     given = {field: value for field, value in body.items() if value is not None}
     path = _PATH if org is None else f"{_PATH}?org_id={path_part(org, 'organization')}"
     with ApiClient(find_credentials(data_dir)) as client, _hosts_told_of(as_json=as_json):
-        say(f"probing {_count(fields['hosts'])}")
-        _show(_settled(client, client.post(path, given)), as_json=as_json)
+        with _probing(fields["hosts"]):
+            row = _settled(client, client.post(path, given))
+        _show(row, as_json=as_json)
 
 
 @app.command("list")
@@ -167,10 +170,12 @@ def edit(
         for host in forget_host_key or ():
             client.post(f"{_PATH}/{row['id']}/host-keys/forget", {"host": host})
             say(f"forgot the host key of {host}; the next one that it shows is pinned")
-        if given:
-            if fields:
-                say(f"probing {_count(fields.get('hosts') or (row['fields'] or {}).get('hosts') or ())}")
-            row = _settled(client, client.put(f"{_PATH}/{row['id']}", given, headers))
+        path = f"{_PATH}/{row['id']}"
+        if fields:
+            with _probing(fields.get("hosts") or (row["fields"] or {}).get("hosts") or ()):
+                row = _settled(client, client.put(path, given, headers))
+        elif given:
+            row = client.put(path, given)
         _show(row, as_json=as_json, probed=bool(fields))
 
 
@@ -178,9 +183,10 @@ def edit(
 def probe(fleet: FleetName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Look at every host of a fleet anew: whether it can be used, and what it has."""
     with ApiClient(find_credentials(data_dir)) as client:
-        path = _path(client, fleet)
-        say("probing its hosts")
-        _show(_settled(client, client.post(f"{path}/verify")), as_json=as_json)
+        row = client.get(_path(client, fleet))
+        with _probing((row["fields"] or {}).get("hosts") or ()):
+            row = _settled(client, client.post(f"{_PATH}/{row['id']}/verify"))
+        _show(row, as_json=as_json)
 
 
 @app.command("remove")
@@ -259,21 +265,36 @@ def _settled(client: ApiClient, row: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CommandError: nobody probed them for long.
     """
-    began = told = time.monotonic()
+    began = time.monotonic()
     while row["verification"]["pending"]:
-        now = time.monotonic()
-        if now - began > _PATIENCE_SECONDS:
+        if time.monotonic() - began > _PATIENCE_SECONDS:
             raise CommandError(
                 f"{row['name']} has not been probed within {_PATIENCE_SECONDS:g} s",
                 code=ExitCode.SERVER_ERROR,
                 hints=("is a worker running?", f"`headrace backend get {row['id']}` shows how it went"),
             )
-        if now - told > 10:
-            told = now
-            say(f"still probing ({now - began:.0f} s)")
         time.sleep(_PAUSE_SECONDS)
         row = client.get(f"{_PATH}/{row['id']}")
     return row
+
+
+@contextmanager
+def _probing(hosts: Iterable[Any]) -> Iterator[None]:
+    """Says that it goes on, while the server is waited for too."""
+    number, began, over = len(list(hosts)), time.monotonic(), threading.Event()
+    say(f"probing {number} host{'' if number == 1 else 's'}")
+
+    def tell() -> None:
+        while not over.wait(_TELL_SECONDS):
+            say(f"still probing ({time.monotonic() - began:.0f} s)")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
@@ -325,8 +346,3 @@ def print_hosts(hosts: Iterable[Mapping[str, Any]]) -> None:
     ]
     if rows:
         print_table(("HOST", "STATUS", "FOUND", "ENGINE", "VCPUS", "MEMORY", "DISK", "DRIVER", "HOST KEY"), rows)
-
-
-def _count(hosts: Iterable[Any]) -> str:
-    number = len(list(hosts))
-    return f"{number} host{'' if number == 1 else 's'}"

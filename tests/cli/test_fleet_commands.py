@@ -25,6 +25,8 @@ class Prober:
 
     def __init__(self, server: Server) -> None:
         self.server, self.of, self.seen = server, {}, []  # type: ignore[var-annotated]
+        self.answers = threading.Event()
+        self.answers.set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -38,7 +40,8 @@ class Prober:
 
     def _run(self) -> None:
         while not self._over.wait(0.01):
-            self.server.write(self._settle)
+            if self.answers.is_set():
+                self.server.write(self._settle)
 
     def _settle(self, session: Any) -> None:
         waiting = select(Connection).where(Connection.verification > Connection.verified_number)
@@ -93,14 +96,27 @@ def fleet_of(result: Result) -> dict[str, Any]:
     return dict(json.loads(result.out))
 
 
-def test_a_fleet_is_added_probed_listed_and_removed(headrace: Headrace, prober: Prober, key: Path) -> None:
+def test_a_fleet_is_added_probed_listed_and_removed(
+    headrace: Headrace, prober: Prober, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prober.of["192.0.2.12"] = "unreachable"
+    say = commands.fleet.say
+
+    def heard(message: str) -> None:
+        say(message)
+        if message.startswith("still probing"):
+            prober.answers.set()
+
+    monkeypatch.setattr(commands.fleet, "_TELL_SECONDS", 0.02)
+    monkeypatch.setattr(commands.fleet, "say", heard)
+    prober.answers.clear()
     added = headrace(
         "fleet", "add", "--host", "root@192.0.2.11:2222", "--host", "192.0.2.12", "--key", key, "--user", "ops",
         "--bastion", "jump@192.0.2.9", "--price", "2.50", "--slots", 4, "--name", "lab",
     )  # fmt: skip
     assert added.code == 0, added.err
     assert "probing 2 hosts" in added.err
+    assert "still probing" in added.err
     assert "not used: 192.0.2.12" in added.err
     assert "2x H100 (80GB), 160GB total" in added.out
     assert "cannot be reached" in added.out
