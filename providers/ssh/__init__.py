@@ -2,7 +2,7 @@
 
 settings.py   the fleet as it is filled in, and the options
 addresses.py  which addresses a fleet may have
-hostkeys.py   host keys, pinned at first use
+hostkeys.py   pins of host keys for one process; workers share theirs, by the context
 link.py       the one pooled connection to a host; asyncssh is loaded here, at the first connection
 scripts.py    what is run on a host, as text
 probe.py      what a host has: the report for people, the machine for offers

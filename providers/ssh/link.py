@@ -284,8 +284,8 @@ class Link:
 
 def _key_changed(target: Target) -> HostKeyChanged:
     return HostKeyChanged(
-        f"{target.address} shows another host key than the one that is pinned: if the host was installed anew, have its"
-        " pinned key forgotten; if not, somebody is in between"
+        f"{target.address} shows another host key than the one that is pinned: if the host was installed anew, have the"
+        f" pin forgotten (headrace fleet edit FLEET --forget-host-key {target.hostname}); if not, somebody is between"
     )
 
 
