@@ -11,6 +11,7 @@ import pytest
 from domain.errors import Ambiguous, NoCapacity, ProviderError, QuotaExceeded
 from domain.spec import Port
 from providers.aws.provider import AwsProvider
+from providers.aws.views import instance_view, ports_data
 from providers.base import InstanceSpec, TerminateState
 from tests.providers.aws_server import AwsServer, Fault, ec2_error
 from tests.providers.aws_support import MakeProvider, launch, offer_for, spec_for
@@ -66,6 +67,21 @@ async def test_its_endpoints_are_at_the_public_address_once_it_runs(provider: Aw
     waiting = await provider.get(view.handle)
     assert waiting is not None
     assert waiting.endpoints == ()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "host"),
+    [
+        ({"PublicIpAddress": "203.0.113.7", "PrivateIpAddress": "10.0.0.7"}, "203.0.113.7"),
+        ({"PrivateIpAddress": "10.0.0.7"}, "10.0.0.7"),
+        ({}, None),
+    ],
+)
+def test_where_no_public_address_is_given_the_private_one_is_shown(addresses: dict[str, str], host: str | None) -> None:
+    described = {"InstanceId": "i-1", "State": {"Name": "running"}, **addresses}
+    view = instance_view(described, "us-east-1", ports_data((WEB,)))
+    assert view.handle.host == host
+    assert [(e.host, e.port) for e in view.endpoints] == ([(host, 8080)] if host else [])
 
 
 async def test_the_connections_groups_stay_beside_the_attempts_own(
