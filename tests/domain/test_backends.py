@@ -12,6 +12,7 @@ from domain.errors import InvalidRequest
 from domain.money import PricingModel
 from domain.terms import DEFAULT
 from tests.domain.test_placement import ask, ids, offer, spec
+from tests.providers.connectable import installed
 
 DOCUMENT = Path("docs/adding-a-provider.md")
 
@@ -38,15 +39,9 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "headrace_acme").mkdir()
     (tmp_path / "headrace_acme/__init__.py").touch()
     (tmp_path / "headrace_acme/backend.py").write_text(module)
-    metadata = tmp_path / "headrace_acme-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-acme\nVersion: 1.0\n")
-    entries = re.sub(r'\[project\.entry-points\."(.+?)"\]', r"[\1]", project).replace('"', "")
-    (metadata / "entry_points.txt").write_text(entries)
-    monkeypatch.syspath_prepend(tmp_path)
-    backends._third_parties.cache_clear()
-    yield "acme"
-    backends._third_parties.cache_clear()
+    entries = dict(re.findall(r'^(\w+) = "(.+)"$', project, re.MULTILINE))
+    with installed(tmp_path, monkeypatch, **entries):
+        yield "acme"
 
 
 def _example(language: str) -> str:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import httpx
@@ -24,7 +23,7 @@ from providers.fake.control import CloudControl
 from providers.fake.server import RunningCloud, serve
 from store.access import create_key, create_organization
 from store.tables import Connection
-from tests.providers.connectable import SIMULATED
+from tests.providers.connectable import SIMULATED, installed
 from tests.providers.runpod_fake.account import API_KEY
 from tests.providers.runpod_fake.server import RunningRunPod, serve_runpod
 from tests.providers.runpod_support import IMPATIENT
@@ -38,13 +37,10 @@ RTX_4090 = {"accelerator": "nvidia-rtx-4090-24gb", "gpu_count": 1, "ephemeral_di
 
 
 @pytest.fixture(autouse=True)
-def _third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    entry = EntryPoint("fake", "tests.providers.connectable:SIMULATED", backends.GROUP)
-    monkeypatch.setattr(backends, "entry_points", lambda group: [entry])
-    backends._third_parties.cache_clear()
-    assert backends.catalog()["fake"] is SIMULATED
-    yield
-    backends._third_parties.cache_clear()
+def _third_party(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with installed(tmp_path_factory.mktemp("site"), monkeypatch):
+        assert backends.catalog()["fake"] is SIMULATED
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from sqlmodel import Session
 
 from activities.connections import ConnectionKeeper
 from activities.context import Context
-from domain import backends
 from providers.connected import ConnectedProvider
 from providers.fake.provider import FakeProvider
 from providers.registry import Providers
@@ -24,7 +22,7 @@ from store.logs.blobs import open_blob_store
 from store.logs.store import LogStore
 from store.tables import Connection
 from store.vault import Vault
-from tests.providers.connectable import SIMULATED
+from tests.providers.connectable import SIMULATED, installed
 from tests.support.clock import SettableClock
 from tests.support.control_plane import until
 
@@ -32,12 +30,9 @@ INTERVAL_SECONDS = 0.05
 
 
 @pytest.fixture(autouse=True)
-def _third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    entry = EntryPoint("fake", "tests.providers.connectable:SIMULATED", backends.GROUP)
-    monkeypatch.setattr(backends, "entry_points", lambda group: [entry])
-    backends._third_parties.cache_clear()
-    yield
-    backends._third_parties.cache_clear()
+def _third_party(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with installed(tmp_path_factory.mktemp("site"), monkeypatch):
+        yield
 
 
 class NoSchedules:
