@@ -4,7 +4,7 @@ from importlib import import_module
 
 from pydantic import ValidationError
 
-from domain.backends import Values, catalog
+from domain.backends import OURS, Values, catalog
 from domain.errors import ProviderRejected
 from providers.base import Provider, ProviderContext
 
@@ -22,8 +22,9 @@ def build(backend_key: str, context: ProviderContext, values: Values) -> Provide
     try:
         provider: Provider = getattr(import_module(module), name)(context, values)
     except ImportError as error:
+        missing = f"headrace[{backend_key}]" if backend in OURS else "it"
         raise ProviderRejected(
-            f"this process lacks the package {error.name}: install headrace[{backend_key}] where workers run"
+            f"this process lacks the package {error.name}: install {missing} where workers run"
         ) from None
     except ValidationError as error:
         # Where and what, never the value: it may be secret.
