@@ -103,7 +103,7 @@ class Host:
             await self._forward(spec.agent.socket).ensure(spec.agent.socket)
         network, bridge = wall.joined(prepared.stdout)
         engine = self.engine(name)
-        engine.setup = replace(engine.setup, network=network, ports_network=network)
+        engine.setup = replace(engine.setup, network=network, ports_network=network, enforces_disk=facts.disk_enforced)
         await engine.start(launch, progress)
         await self.leases.mark_begun(lease.record.name, wall.part(bridge) if bridge else "")
         return bool(launch.ports)

@@ -62,7 +62,7 @@ def host_offers(
             teardown_seconds=TEARDOWN_SECONDS,
             available=available,
             observed_at=observed_at,
-            disk_enforced=False,
+            disk_enforced=facts.disk_enforced,
             network_isolated=facts.network is not None,
         )
 

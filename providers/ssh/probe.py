@@ -30,6 +30,8 @@ class Facts:
     gpu_names: tuple[str, ...] = ()
     driver: str | None = None
     driver_problem: str | None = None
+    disk_enforced: bool = False
+    """Whether the engine can bound what a job writes."""
     network: str | None = None
     """The network that workloads join, with rules around it; None: the engine's own, and why is in `open_network`."""
     open_network: str = ""
@@ -92,6 +94,7 @@ def read_facts(text: str) -> Facts:
         gpu_names=tuple(_shown(line) for line in lines),
         driver=(found.get("version") or [""])[0] or None,
         driver_problem=next(iter(found.get("driver", [])), None),
+        disk_enforced="quota" in found,
         network=next((line.partition(" ")[0] for line in found.get("network", [])), None),
         open_network=next(iter(found.get("open", [])), ""),
         leases=tuple((words[1], words[2]) for words in leases if len(words) == 3),

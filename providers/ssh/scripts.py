@@ -37,9 +37,15 @@ echo "disk $(df -k --output=avail "$D" | tail -n 1)"
 for engine in docker podman; do
   command -v $engine >/dev/null || {{ echo "rejected $engine: not installed"; continue; }}
   case $engine:$($engine --version 2>/dev/null) in docker:*podman*) continue ;; esac
-  form='{{{{.ServerVersion}}}}'; [ $engine = docker ] || form='{{{{.Version.Version}}}}'
+  form='{{{{.ServerVersion}}}} {{{{.Driver}}}} {{{{.DockerRootDir}}}}'
+  [ $engine = docker ] || form='{{{{.Version.Version}}}} {{{{.Store.GraphDriverName}}}} {{{{.Store.GraphRoot}}}}'
   if version=$(timeout 20 $engine info --format "$form" 2>&1); then
-    echo "engine $engine ${{version##*$'\\n'}}"
+    read -r version driver root <<<"${{version##*$'\\n'}}"
+    echo "engine $engine $version"
+    # What the engines ask for before they bound a container's disk.
+    case $driver:$(findmnt --noheadings --output FSTYPE,OPTIONS --target "$root" 2>/dev/null) in
+      overlay*:xfs*pquota* | overlay*:xfs*prjquota*) echo "quota xfs" ;;
+    esac
     ensure_wall $engine
     break
   fi

@@ -160,6 +160,18 @@ class TestOffers:
         two = GPU.format(0) + GPU.format(1) + CPU_HOST
         assert self._offers(two + "lease aaaa GPU-1 owner\n") == {1: ("4.995000", True), 2: ("9.990000", False)}
 
+    def test_say_whether_the_disk_is_bounded_and_the_network_closed(self) -> None:
+        for text, said in (
+            (CPU_HOST, (False, False)),
+            (CPU_HOST + "quota xfs\nnetwork headrace-fleet headrace0\n", (True, True)),
+            (CPU_HOST + "open iptables is not installed\n", (False, False)),
+        ):
+            (offer,) = host_offers(
+                "192.0.2.1", read_facts(text), connection_id="conn_1", price_usd_hr=Decimal(0), slots=1,
+                observed_at=utc_now(),
+            )  # fmt: skip
+            assert (offer.disk_enforced, offer.network_isolated) == said
+
     def test_a_host_that_is_not_usable_offers_nothing(self) -> None:
         assert self._offers("driver broken\n" + CPU_HOST) == {}
         assert self._offers("missing flock\n" + CPU_HOST) == {}
