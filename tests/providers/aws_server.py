@@ -112,8 +112,13 @@ class AwsServer:
         """The newest of the attempt, dead or alive."""
         return [i for i in self._all() if self.tags(i)["headrace-attempt"] == attempt][-1]
 
-    def tags(self, instance: Instance) -> dict[str, str]:
-        return {tag["key"]: tag["value"] for tag in instance.get_tags()}
+    def tags(self, made: Any) -> dict[str, str]:
+        return {tag["key"]: tag["value"] for tag in made.get_tags()}
+
+    @property
+    def unseen(self) -> set[str]:
+        """The instances that no read has shown yet."""
+        return {instance.id for instance in self.instances() if instance.id in self._hidden}
 
     def user_data(self, instance: Instance) -> bytes:
         for call in self.calls:
