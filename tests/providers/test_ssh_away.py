@@ -17,6 +17,8 @@ from tests.providers.ssh_fleet import DIRECTORY, FleetHostProcess, RunningFleet
 from tests.providers.ssh_fleet.jobs import cleaned, make_spec, offer_of, started, state_of, state_once_reachable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.containers]
+TIMER = f"{DIRECTORY}/[k]eeper-"
+"""The host's kill timer among its processes."""
 
 
 class TestAHostThatIsAway:
@@ -174,11 +176,26 @@ class TestAControlPlaneThatDoesNotComeBack:
         host = fleet.hosts["one"]
         async with cleaned(fleet.provider(fleet.fleet("one"), tmp_path, owner)) as provider:
             handle = await provider.create(make_spec(owner), await offer_of(provider, host.address))
-            link = provider._hosts[host.address].link
-            is_free = f"flock -n {DIRECTORY}/.keeper true"
-            assert (await link.run(is_free, timeout=10)).returncode == 1
+            host.command("pgrep", "-f", TIMER)
             await until_gone(provider, handle)
-            assert (await link.run(f"flock -w 10 {DIRECTORY}/.keeper true", timeout=20)).returncode == 0
+            host.command("timeout", "20", "bash", "-c", f"while pgrep -f '{TIMER}'; do sleep 0.05; done")
+
+    async def test_where_systemd_ends_what_a_session_leaves_the_timer_is_a_unit_of_its_own(
+        self, fleet: RunningFleet, tmp_path: Path, owner: str
+    ) -> None:
+        host = fleet.hosts["two"]
+        program = host.root / "bin" / "systemd-run"
+        program.write_text('#!/bin/bash\necho "$@" >/run/unit\nshift 3\nsetsid -f "$@" </dev/null >/dev/null 2>&1\n')
+        program.chmod(0o755)
+        host.command("mkdir", "-p", "/run/systemd/system")
+        try:
+            async with cleaned(fleet.provider(fleet.fleet("two"), tmp_path, owner)) as provider:
+                await provider.create(make_spec(owner), await offer_of(provider, host.address))
+                assert host.command("cat", "/run/unit").startswith("--quiet --collect --description=")
+                host.command("pgrep", "-f", TIMER)
+        finally:
+            program.unlink()
+            host.command("rm", "-r", "/run/systemd", "/run/unit")
 
 
 async def until_alone(host: FleetHostProcess, name: str) -> None:
