@@ -20,9 +20,7 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from domain.masking import mask
-
-MESSAGE_CHARACTERS = 500
+from providers.refusals import kind_of, refusal
 
 
 class AlreadyThere(ProviderRejected):
@@ -90,15 +88,6 @@ TOKEN_OF_DEAD = "IdempotentInstanceTerminated"  # noqa: S105 - a code, no secret
 TOKEN_SPENT = frozenset({"IdempotentParameterMismatch", TOKEN_OF_DEAD})
 DRY_RUN_PASSED = "DryRunOperation"
 
-_BY_STATUS: Mapping[int, type[ProviderError]] = {
-    401: AuthError,
-    403: PermissionDenied,
-    404: ProviderNotFound,
-    408: Ambiguous,
-    429: RateLimited,
-}
-_CONNECTION_WIDE = (AuthError, PermissionDenied, BillingBlocked, RateLimited)
-
 
 class TokenSpent(Exception):
     """An earlier create used this attempt's client token, with other arguments or for an instance that is dead: `dead`
@@ -114,19 +103,13 @@ def error_of(answer: Mapping[str, Any], what: str, secrets: Iterable[str]) -> Pr
     error: Mapping[str, Any] = answer.get("Error", {})
     metadata: Mapping[str, Any] = answer.get("ResponseMetadata", {})
     status, code = int(metadata.get("HTTPStatusCode", 0)), str(error.get("Code", "no code"))
-    words = mask(str(error.get("Message", "no message")), secrets)[:MESSAGE_CHARACTERS]
-    message = f"{what}: HTTP {status}, {code[:64]}: {words}"
-    if code in TOKEN_SPENT:
-        return TokenSpent(message, dead=code == TOKEN_OF_DEAD)
-    kind = BY_CODE.get(code) or _BY_STATUS.get(status)
-    if kind is None:
-        kind = ProviderRejected if 400 <= status < 500 else Ambiguous
-    scope = "connection" if issubclass(kind, _CONNECTION_WIDE) else "offer"
-    return kind(message, scope=scope, retry_after_seconds=_retry_after(metadata.get("HTTPHeaders", {})))
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    try:
-        return max(0.0, float(headers["retry-after"]))
-    except (KeyError, ValueError):
-        return None
+    refused = refusal(
+        kind_of(status, BY_CODE, (code,)),
+        what,
+        f"HTTP {status}",
+        str(error.get("Message", "no message")),
+        secrets,
+        code=code,
+        retry_after=metadata.get("HTTPHeaders", {}).get("retry-after"),
+    )
+    return TokenSpent(refused.message, dead=code == TOKEN_OF_DEAD) if code in TOKEN_SPENT else refused
