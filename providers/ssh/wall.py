@@ -45,21 +45,22 @@ ensure_wall() {{
 }}
 
 lay_wall() {{
-  local bridge server
+  local bridge form server
   for program in iptables iptables-restore; do
     command -v $program >/dev/null || {{ echo "$program is not installed"; return 1; }}
   done
-  if ! timeout 30 $engine network inspect $network >/dev/null 2>&1; then
+  # Asked of the engine, so that no rule is laid around a bridge that is not there.
+  form='{{{{.NetworkInterface}}}}'
+  [ $engine = podman ] || form='{{{{index .Options "com.docker.network.bridge.name"}}}}'
+  if ! bridge=$(timeout 30 $engine network inspect --format "$form" $network 2>/dev/null); then
     case $engine in
       docker)
         timeout 30 docker network create --opt com.docker.network.bridge.name={_BRIDGE} \
           --opt com.docker.network.bridge.enable_icc=false $network >/dev/null ;;
       *) timeout 30 podman network create --disable-dns $network >/dev/null ;;
     esac || return 1
+    bridge=$(timeout 30 $engine network inspect --format "$form" $network) || return 1
   fi
-  bridge={_BRIDGE}
-  [ $engine = docker ] || bridge=$(timeout 30 podman network inspect --format '{{{{.NetworkInterface}}}}' $network) ||
-    return 1
   case $bridge in '' | *[!A-Za-z0-9._-]*) echo "$engine names no bridge of $network"; return 1 ;; esac
   {{
     printf '*mangle\n:HEADRACE-IN - [0:0]\n:HEADRACE-OUT - [0:0]\n'
