@@ -94,8 +94,9 @@ class Leases:
         """Whether it is there and not doomed."""
         return (await self._link.run(scripts.is_wanted(self._directory, name), timeout=_SECONDS)).returncode == 0
 
-    async def mark_begun(self, name: str, then: str) -> None:
-        script = f"{then}\n{scripts.mark_begun(self._directory, name)}"
+    async def mark_begun(self, name: str, also: str = "") -> None:
+        """Its workload was started; `also` is run on the host by the same command."""
+        script = f"{also}\n{scripts.mark_begun(self._directory, name)}"
         self._checked(await self._link.run(script, timeout=_SECONDS))
 
     async def doom(self, name: str) -> None:
