@@ -53,7 +53,13 @@ def offers(
 def _offer_row(offer: dict[str, Any]) -> tuple[str, ...]:
     compute = offer["compute"]
     count = compute["gpu_count"]
-    notes = [note for note, holds in (("spot", offer.get("spot")), ("taken", not offer["available"])) if holds]
+    remarks = (
+        ("spot", offer.get("spot")),
+        ("taken", not offer["available"]),
+        ("disk not enforced", offer.get("disk_enforced") is False),
+        ("network open", offer.get("network_isolated") is False),
+    )
+    notes = [note for note, holds in remarks if holds]
     return (
         offer["provider"],
         offer["provider_sku"],

@@ -90,4 +90,5 @@ def _render(connection: ConnectionHealth, offer: dict[str, Any]) -> dict[str, An
         },
         "capabilities": {name: can.get(name, False) for name in OFFER_CAPABILITIES},
         "spot": offer["spot"],
+        **{name: False for name in ("disk_enforced", "network_isolated") if offer.get(name) is False},
     }

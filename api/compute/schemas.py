@@ -415,6 +415,14 @@ class Offer(BaseModel):
     compute: OfferCompute
     capabilities: OfferCapabilities
     spot: bool
+    disk_enforced: bool | None = Field(
+        default=None, description="`false` where a job is not held to `ephemeral_disk_gb`; else absent."
+    )
+    network_isolated: bool | None = Field(
+        default=None,
+        description="`false` where a job is not kept from its machine's own services, private networks and cloud "
+        "metadata; else absent.",
+    )
 
 
 class OfferList(Page):

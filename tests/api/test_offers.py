@@ -70,6 +70,11 @@ class TestOffers:
         [shown] = admin.get("/catalog/offers").json()["data"]
         assert (shown["available"], shown["unavailable_reason"]) == (False, why)
 
+    def test_what_a_backend_does_not_enforce_is_said(self, admin: httpx.Client, market: Market) -> None:
+        market.polled("ssh", market.offer("ssh", "h", disk_enforced=False, network_isolated=False))
+        [shown] = admin.get("/catalog/offers").json()["data"]
+        assert (shown["disk_enforced"], shown["network_isolated"]) == (False, False)
+
     @pytest.mark.parametrize(
         ("filters", "found"),
         [
