@@ -12,7 +12,7 @@ from domain.spec import RegistryCredential
 from providers.base import ProviderState
 from providers.local.host_image import HOST_IMAGE
 from providers.local.images import auth_file, qualify
-from tests.providers.ssh_fleet import DIRECTORY, FleetHostProcess, RunningFleet
+from tests.providers.ssh_fleet import FleetHostProcess, RunningFleet
 from tests.providers.ssh_fleet.jobs import cleaned, make_spec, started, state_of
 from tests.support.registry import PASSWORD, RIGHT, USER, WRONG, Registry, serving
 
@@ -84,7 +84,7 @@ async def test_a_password_runs_its_own_jobs_and_is_left_nowhere(
             with pytest.raises(ImagePullFailed):
                 await start(credential, "org_other")
         assert await start(RIGHT, "org_other") is ProviderState.RUNNING
-        left = host.command("bash", "-c", f"grep -rlsF -e '{SECRETS[1]}' /tmp/tmp.* /root /run {DIRECTORY} || true")
+        left = host.command("bash", "-c", f"grep -rlsF -e '{SECRETS[1]}' /srv /root /run || true")
         assert left == ""
 
 

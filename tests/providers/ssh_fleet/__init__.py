@@ -37,6 +37,8 @@ StrictModes no
 UsePAM no
 UseDNS no
 PidFile none
+# Hosts have this machine's /tmp in common.
+SetEnv TMPDIR=/srv
 {more}
 """
 
