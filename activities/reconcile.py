@@ -40,7 +40,7 @@ class ReconcileActivities:
                 now = self._context.clock()
                 await self._context.db.write(lambda s: sweeps.failed(s, connection_id, provider.name, now))
                 return f"{connection_id}: the list could not be read ({error.kind}): {error.message}"
-            changed = await self._context.db.write(lambda session: self._take_prices(session, views))
+            changed = await self._context.db.write(lambda session: self._take_prices(session, connection_id, views))
             orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
             context, deleted, unsure = self._context, 0, ""
             if not await fence.holds(context.db, context.blobs, context.owner_id, context.clock()):
@@ -77,13 +77,15 @@ class ReconcileActivities:
         )
         return sorted(set(session.exec(query).all()) - {view.attempt_id for view in views})
 
-    def _take_prices(self, session: Session, views: list[InstanceView]) -> int:
+    def _take_prices(self, session: Session, connection_id: str, views: list[InstanceView]) -> int:
         """What the provider says that an instance costs now is what it costs from now on. One that was taken back costs
-        what its terms say, whatever the list says that it would cost if it ran."""
+        what its terms say, whatever the list says that it would cost if it ran. Whoever owns an account decides what its
+        list says: it counts for the attempts of this connection only."""
         now, changed = self._context.clock(), 0
         stopped = {v.attempt_id for v in views if v.attempt_id and v.state is ProviderState.INTERRUPTED}
         prices = {v.attempt_id: v.price_usd_hr for v in views if v.attempt_id and v.price_usd_hr is not None}
         query = select(Instance).where(
+            Instance.connection_id == connection_id,
             col(Instance.id).in_(prices.keys() | stopped),
             col(Instance.allocated_at).is_not(None),
             col(Instance.confirmed_absent_at).is_(None),

@@ -39,6 +39,24 @@ async def test_a_new_price_is_appended_and_the_old_one_stands(plane: ControlPlan
     await plane.until_gone(job_id)
 
 
+async def test_what_another_connection_lists_costs_this_ones_machines_nothing(plane: ControlPlane) -> None:
+    """Whoever has an account of their own says what it lists, tags and prices included."""
+    assert plane.cloud is not None
+    assert plane.context is not None
+    job_id = await plane.fake(run_seconds=60)
+    await plane.until_state(job_id, JobState.RUNNING)
+    await plane.cloud.set_price((await plane.attempts(job_id))[0].id, "360.00")
+    plane.context.providers.by_connection["other"] = plane.context.providers.of("fake")
+
+    report = await ActivityEnvironment().run(ReconcileActivities(plane.context).reconcile_connection, "other")
+
+    assert "0 orphans deleted, 0 price changes" in report
+    assert (await plane.job(job_id))["current_price_usd_hr"] == 0.36
+    await plane.terminate(job_id)
+    await plane.until_terminal(job_id)
+    await plane.until_gone(job_id)
+
+
 async def test_a_dearer_price_ends_the_job_within_its_cost_limit(plane: ControlPlane) -> None:
     job_id = await plane.fake(run_seconds=120, limits={"max_cost_usd": 0.05})
     await plane.until_state(job_id, JobState.RUNNING)
