@@ -10,6 +10,7 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _OUTPUT_LIMIT = 16 * 1024 * 1024
 _ANSWER_SECONDS = 10.0
 """Beyond what a command may take on the host, until its answer counts as lost."""
 _FIRST_RETRY_SECONDS = 0.2
+_GREETING_BYTES = 1024
+_MOST_AHEAD = timedelta(days=10 * 365)
 _OFFERED_ALGORITHMS = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -75,7 +78,14 @@ def target_of(fleet: Fleet, host: FleetHost | Bastion) -> Target:
 class Link:
     """The connection to one host, `through` the bastion's where there is one."""
 
-    def __init__(self, target: Target, keys: HostKeys, options: SshOptions, through: "Link | None" = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        keys: HostKeys,
+        options: SshOptions,
+        through: "Link | None" = None,
+        resolvers: ThreadPoolExecutor | None = None,
+    ) -> None:
         self.target = target
         self.booted_at = datetime.fromtimestamp(0, UTC)
         """When the host started, as of the last connection: a restart ends every connection."""
@@ -86,6 +96,7 @@ class Link:
         """As of the last try to connect."""
         self._options = options
         self._through = through
+        self._resolvers = resolvers
         self._connection: SSHClientConnection | None = None
         self._connecting: asyncio.Task[SSHClientConnection] | None = None
         self._channels = asyncio.Semaphore(options.channels)
@@ -95,8 +106,8 @@ class Link:
         """The key that the host has to show; None until its first connection."""
         return self.target.host_key or self._pinned
 
-    async def run(self, script: str, *, timeout: float) -> Completed:
-        """Runs a script as root, to its end.
+    async def run(self, script: str, *, timeout: float, most_bytes: int = _OUTPUT_LIMIT) -> Completed:
+        """Runs a script as root, to its end; what it prints beyond `most_bytes` is dropped.
 
         Raises:
             HostUnreachable: it was not run.
@@ -106,7 +117,9 @@ class Link:
         async with self._process(script) as process:
             try:
                 async with asyncio.timeout(timeout + _ANSWER_SECONDS):
-                    stdout, stderr = await asyncio.gather(_all_of(process.stdout), _all_of(process.stderr))
+                    stdout, stderr = await asyncio.gather(
+                        _all_of(process.stdout, most_bytes), _all_of(process.stderr, most_bytes)
+                    )
                     await process.wait_closed()
             except TimeoutError:
                 raise Ambiguous(f"{self.target.hostname} gave no answer within {timeout:g} s") from None
@@ -215,19 +228,21 @@ class Link:
         arguments: dict[str, Any] = {}
         if self._through is None:
             async with asyncio.timeout(options.connect_seconds):
-                address = await checked_address(target.hostname, target.port, options.networks)
+                address = await checked_address(target.hostname, target.port, options.networks, self._resolvers)
         else:
             check_behind_bastion(target.hostname, options.networks)
             # The connection and not its name, so that the hop's own key is checked as well.
             address, arguments["tunnel"] = target.hostname, await self._through.connection()
         try:
             key = asyncssh.import_private_key(target.private_key.get_secret_value())
-        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError, OverflowError):
+            # The last two of keys whose numbers do not fit. Not chained: the text may repeat some of the key.
             raise AuthError(
                 f"the private key for {target.hostname} cannot be read: it has to be one without a passphrase"
-            ) from error
+            ) from None
         self._pinned = await self._keys.pinned(target.address)
         pinned = self.host_key
+        algorithms = _algorithms(pinned)
         seen: list[str] = []
         if self._through is None:
             async with asyncio.timeout(options.connect_seconds):
@@ -238,7 +253,7 @@ class Link:
             **arguments,
             config=None,
             known_hosts=([], [], []),
-            server_host_key_algs=_algorithms(pinned),
+            server_host_key_algs=algorithms,
             client_factory=_client_factory(pinned, seen),
             username=target.user,
             client_keys=[key],
@@ -267,13 +282,22 @@ class Link:
         """Asks for the host's clock, and when it started."""
         asked = time.time()
         try:
-            answer = await connection.run(
-                "sed -n 's/^btime //p' /proc/stat; date +%s.%N", check=False, timeout=self._options.greet_seconds
-            )
-            booted, now = str(answer.stdout).split()
+            async with asyncio.timeout(self._options.greet_seconds):
+                process = await connection.create_process(
+                    "sed -n 's/^btime //p' /proc/stat; date +%s.%N", encoding=None
+                )
+                # A host that does not stop talking is not listened to.
+                said = b""
+                while len(said) < _GREETING_BYTES and (part := await process.stdout.read(_GREETING_BYTES)):
+                    said += part
+                process.close()
+            booted, now = said.split()
             self.booted_at = datetime.fromtimestamp(int(booted), UTC)
-            self.ahead = timedelta(seconds=float(now) - (asked + time.time()) / 2)
-        except ValueError as error:
+            ahead = timedelta(seconds=float(now) - (asked + time.time()) / 2)
+            if abs(ahead) > _MOST_AHEAD:
+                raise ValueError
+            self.ahead = ahead
+        except (ValueError, OverflowError) as error:
             connection.abort()
             raise ProviderRejected(f"{self.target.hostname} is no Linux host with a shell") from error
         except BaseException:
@@ -316,7 +340,10 @@ def _algorithms(pinned: str | None) -> list[str]:
         key = asyncssh.import_public_key(pinned)
     except asyncssh.KeyImportError as error:
         raise ProviderRejected("the host key that is given is no public key in OpenSSH's form") from error
-    return [name.decode() for name in key.sig_algorithms if name.decode() in _OFFERED_ALGORITHMS]
+    found = [name.decode() for name in key.sig_algorithms if name.decode() in _OFFERED_ALGORITHMS]
+    if not found:
+        raise ProviderRejected(f"the host key that is given is of a kind that no host shows: {pinned.split()[0]}")
+    return found
 
 
 def _client_factory(pinned: str | None, seen: list[str]) -> Callable[[], Any]:
@@ -363,11 +390,11 @@ async def _socket(address: str, port: int) -> socket.socket:
     return link
 
 
-async def _all_of(reader: "SSHReader[bytes]") -> str:
+async def _all_of(reader: "SSHReader[bytes]", most_bytes: int) -> str:
     """What comes until the end; beyond the bound it is read and dropped."""
     kept = bytearray()
     while part := await reader.read(1 << 16):
-        if len(kept) < _OUTPUT_LIMIT:
+        if len(kept) < most_bytes:
             kept += part
     return kept.decode("utf-8", "replace")
 

@@ -13,6 +13,8 @@ from providers.ssh.settings import SshOptions
 
 _SECONDS = 120.0
 _LARGEST = 10**12
+_MOST_BYTES = 512 * 1024
+"""Of an answer, far more than one with every lease that a host may have; a fleet's hosts may all answer at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ async def look(link: Link, options: SshOptions) -> Facts:
     Raises:
         ProviderError: it cannot be reached, or its answer is no answer.
     """
-    answer = await link.run(scripts.probe(options.directory, wall.ensure(options.workload_networks)), timeout=_SECONDS)
+    script = scripts.probe(options.directory, wall.ensure(options.workload_networks))
+    answer = await link.run(script, timeout=_SECONDS, most_bytes=_MOST_BYTES)
     if answer.returncode != 0 or not answer.stdout.rstrip().endswith("done"):
         raise Ambiguous(f"{link.target.hostname} could not be probed: {answer.last_line}")
     return read_facts(answer.stdout)

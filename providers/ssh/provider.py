@@ -30,6 +30,7 @@ from providers.base import (
 )
 from providers.local.naming import attempt_of, workload_name
 from providers.local.records import Record
+from providers.ssh.addresses import resolvers
 from providers.ssh.host import Host
 from providers.ssh.hostkeys import HostKeysInMemory
 from providers.ssh.link import HostUnreachable, Link, target_of
@@ -69,12 +70,15 @@ class SshProvider:
         self._clock = clock
         self._agent_socket = options.agent_socket
         keys = context.host_keys or HostKeysInMemory()
-        self._bastion = Link(target_of(fleet, fleet.bastion), keys, options) if fleet.bastion else None
+        self._resolvers = resolvers()
+        self._bastion = (
+            Link(target_of(fleet, fleet.bastion), keys, options, None, self._resolvers) if fleet.bastion else None
+        )
         self._hosts = {
             host.hostname: Host(
                 host,
                 fleet,
-                Link(target_of(fleet, host), keys, options, self._bastion),
+                Link(target_of(fleet, host), keys, options, self._bastion, self._resolvers),
                 options,
                 context.owner_id,
                 clock,
@@ -216,6 +220,7 @@ class SshProvider:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
         if self._bastion is not None:
             await self._bastion.close()
+        self._resolvers.shutdown(wait=False, cancel_futures=True)
 
     async def _offers_of(self, host: Host) -> list[Offer]:
         try:
