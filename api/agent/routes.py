@@ -171,6 +171,11 @@ async def notice(
     services = _services(request)
     attempt_id = bootstrap_attempt(services, request)
     now = services.clock()
+    try:
+        at = None if at is None else at.astimezone(UTC)
+    except OverflowError:
+        # A minute before the year 1, or after 9999.
+        raise InvalidRequest("is no time that there is", field="at") from None
 
     def store(session: Session) -> None:
         instance = attempt_row(session, attempt_id)
@@ -178,7 +183,7 @@ async def notice(
             raise Conflict(f"{attempt_id} has ended")
         hint = kind == "risk"
         if lifecycle.interruption_noticed(session, instance, now, at=at, hint=hint):
-            when = "soon" if at is None else f"at {at.astimezone(UTC).isoformat(timespec='seconds')}"
+            when = "soon" if at is None else f"at {at.isoformat(timespec='seconds')}"
             risk = "the provider may take this machine back: it is at an elevated risk of interruption"
             line = risk if hint else f"the provider takes this machine back {when}: the workload gets SIGTERM"
             services.logs.append_system(session, instance.job_id, [line], now)

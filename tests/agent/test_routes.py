@@ -86,6 +86,8 @@ class TestRentedMachines:
         assert (await client.get(f"/script/{digest}", headers=bootstrap)).text == "true\n"
         assert (await client.get(f"/script/{digest}", headers=session)).status_code == 401
         assert (await client.post("/notice", headers=session)).status_code == 401
+        for moment in ("0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00", "soon", "2027-01-31T12:00:00"):
+            assert (await client.post("/notice", headers=bootstrap, params={"at": moment})).status_code == 422
         for _ in range(2):
             assert (await client.post("/notice", headers=bootstrap)).status_code == 200
         exit_report = b"status=143&signal=15&stdout=0&stderr=0&interrupted=1"
