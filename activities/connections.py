@@ -3,21 +3,23 @@ the provider of every connection, as they come, change and go."""
 
 import asyncio
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Protocol
 
+from sqlmodel import Session
 from temporalio import activity
 
 from activities.context import Context, heartbeating, log
 from activities.failures import bounded
 from activities.host_keys import StoredHostKeys
 from domain.backends import Values, catalog
-from domain.errors import ProviderError
+from domain.errors import Conflict, ProviderError
 from domain.host_keys import fingerprint
 from domain.masking import mask
 from providers import connect
 from providers.base import CredentialReport, HostReport, Provider, ProviderContext
 from providers.connected import ConnectedProvider
-from store import connections, offers
+from store import connections, fleets, offers
 from store.connections import InUse, ToVerify
 from store.db import woken
 from workflows.contract import VerifyInput
@@ -50,11 +52,9 @@ class ConnectionActivities:
             message = bounded(_without_secrets(report.message, wanted))
             now = self._context.clock()
             hosts = [_shown(host, wanted) for host in report.hosts] or None
-            await db.write(
-                lambda session: connections.verified(session, id_, number, report.status, message, now, hosts)
-            )
-            log.info("connection_verified", connection=id_, provider=wanted.provider, status=report.status)
-            return report.status
+            status = await db.write(lambda s: _settle(s, id_, number, report.status, message, now, hosts))
+            log.info("connection_verified", connection=id_, provider=wanted.provider, status=status)
+            return status
 
     async def _ask(self, connection_id: str, wanted: ToVerify) -> CredentialReport:
         try:
@@ -198,6 +198,25 @@ async def _build(context: Context, connection_id: str, backend: str, values: Val
         multi_tenant=settings.local_multi_tenant,
     )
     return await asyncio.to_thread(connect.build, backend, given, values)
+
+
+def _settle(
+    session: Session,
+    connection_id: str,
+    number: int,
+    status: str,
+    message: str,
+    now: datetime,
+    hosts: list[dict[str, Any]] | None,
+) -> str:
+    """Writes the outcome down; what the provider accepts may still be in the way of a job."""
+    if status == "ok":
+        try:
+            fleets.require_idle_before(session, connection_id)
+        except Conflict as error:
+            status, message = "in_use", bounded(error.message)
+    connections.verified(session, connection_id, number, status, message, now, hosts)
+    return status
 
 
 def _networks(text: str) -> tuple[str, ...]:

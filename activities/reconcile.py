@@ -79,8 +79,8 @@ class ReconcileActivities:
 
     def _take_prices(self, session: Session, connection_id: str, views: list[InstanceView]) -> int:
         """What the provider says that an instance costs now is what it costs from now on. One that was taken back costs
-        what its terms say, whatever the list says that it would cost if it ran. Whoever owns an account decides what its
-        list says: it counts for the attempts of this connection only."""
+        what its terms say, whatever the list says that it would cost if it ran. What a list says is up to who owns the
+        account: it counts for the attempts of this connection only."""
         now, changed = self._context.clock(), 0
         stopped = {v.attempt_id for v in views if v.attempt_id and v.state is ProviderState.INTERRUPTED}
         prices = {v.attempt_id: v.price_usd_hr for v in views if v.attempt_id and v.price_usd_hr is not None}

@@ -1,6 +1,9 @@
 """Hosts of connections that are made of hosts: each belongs to one of them, as far as those who connect it can see, and
 leaves it only when nothing runs there. Runs inside `Database.write`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from sqlmodel import Session, col, select
 
 from domain.backends import Backend, Values, catalog
@@ -53,13 +56,33 @@ def require_idle_hosts(session: Session, backend: Backend, values: Values, edite
     gone = set(backend.hosts(edited.options).values()) - set(backend.hosts(values).values())
     if not gone:
         return
-    live = select(Instance.job_id, Instance.handle).where(
+    live = select(Instance.job_id, Instance.handle, Instance.offer).where(
         Instance.connection_id == edited.id, col(Instance.confirmed_absent_at).is_(None)
     )
-    found = {job_id for job_id, handle in session.exec(live) if (handle or {}).get("host") in gone}
+    found = {job_id for job_id, handle, offer in session.exec(live) if _host_of(handle, offer) in gone}
     if found:
         jobs = session.exec(select(Job).where(col(Job.id).in_(found)).order_by(col(Job.id))).all()
         raise live_on(jobs, "hosts that are to leave the fleet", "end them first")
+
+
+def require_idle_before(session: Session, connection_id: str) -> None:
+    """Refuses what is about to be put into use, as `require_idle_hosts` does: jobs may have been placed on a host that
+    is to leave while the others were being verified.
+
+    Raises:
+        Conflict: see there.
+    """
+    connection = session.get(Connection, connection_id, with_for_update=True)
+    if connection is None or connection.candidate_options is None:
+        return
+    backend = catalog().get(connection.provider)
+    if backend is not None:
+        require_idle_hosts(session, backend, connection.candidate_options, connection)
+
+
+def _host_of(handle: Mapping[str, Any] | None, offer: Mapping[str, Any]) -> str:
+    """Of an instance; before its create is answered, that of its offer, `host/kind`."""
+    return str((handle or {}).get("host") or str(offer["provider_sku"]).partition("/")[0])
 
 
 def _hosts(connection: Connection) -> set[str]:

@@ -88,7 +88,10 @@ class VerifiedHost(BaseModel):
 
 class Verification(BaseModel):
     pending: bool
-    status: str | None = Field(description="`ok`, `auth`, `permission`, `unreachable`, `rejected` or `expired`.")
+    status: str | None = Field(
+        description="`ok`, `auth`, `permission`, `unreachable`, `rejected`, `expired`, or `in_use`: jobs live on what"
+        " an edit takes away."
+    )
     message: str | None = Field(description="The provider's words; for administrators.")
     at: datetime | None
     hosts: list[VerifiedHost] | None = Field(

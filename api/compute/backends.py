@@ -289,6 +289,13 @@ async def _answer(
     if asked is not None:
         connection = await _settled(services, connection.id, asked)
         pending = connection.verified_number < asked
+        if connection.verified_number > asked and done == 200 and refused == 422:
+            # What was asked for here never came to be, or only by what came after it: no success is to be claimed.
+            raise Conflict(
+                f"{connection.name} was edited or verified meanwhile by somebody else: see what is in use",
+                code="superseded",
+                details={"version": connection.verification},
+            )
         if not pending and connection.verified_status != "ok" and refused == 422:
             title = catalog()[connection.provider].title
             raise InvalidRequest(

@@ -42,7 +42,8 @@ class Connection(SQLModel, table=True):
     verified_number: int = 0
     """The number of the latest verification that has an outcome."""
     verified_status: str | None = None
-    """`ok`, `auth`, `permission`, `unreachable`, or `expired` for one that had no outcome in time."""
+    """`ok`, `auth`, `permission`, `unreachable`, `rejected`, `in_use` where jobs live on what an edit takes away, or
+    `expired` for one that had no outcome in time."""
     verified_message: str | None = Field(default=None, sa_column=Column(Prose, nullable=True))
     verified_at: datetime | None = fields.time()
     verified_hosts: list[dict[str, Any]] | None = fields.json()

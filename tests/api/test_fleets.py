@@ -7,6 +7,9 @@ import httpx
 import pytest
 from sqlmodel import Session
 
+from api.compute import backends
+from api.services import Services
+from domain.backends import backend_of
 from domain.roles import Role
 from settings import Settings
 from store import connections, host_keys
@@ -194,3 +197,26 @@ def test_backends_are_listed_by_pages_whose_cursors_fit_no_other_caller(
     refused = stranger.get(cursor=first["next_cursor"])
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_cursor")
     assert admin.get(limit=201).status_code == 422
+
+
+def test_an_edit_that_a_later_one_overtook_is_no_success(
+    api: Api, admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = add(admin, "192.0.2.1").json()
+    settle(api, made["id"], "ok", report("192.0.2.1"))
+    settled = backends._settled
+
+    async def overtaken(services: Services, connection_id: str, asked: int) -> Connection:
+        def edit(session: Session) -> None:
+            row, now = session.get_one(Connection, connection_id), services.clock()
+            values = {"private_key": KEY, "user": "root", "hosts": [{"hostname": "192.0.2.1"}]}
+            number = connections.begin_verification(session, services.vault, row, backend_of("ssh"), values, now)
+            connections.verified(session, connection_id, number, "ok", "", now)
+
+        await services.db.write(edit)
+        return await settled(services, connection_id, asked)
+
+    monkeypatch.setattr(backends, "_settled", overtaken)
+    refused = admin.put(f"/{made['id']}", {"fields": {"user": "gpu"}})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "superseded")
+    assert admin.get(f"/{made['id']}").json()["fields"]["user"] == "root"

@@ -107,6 +107,28 @@ def test_a_host_leaves_its_fleet_only_when_nothing_is_live_on_it(
     made.edit(lab, "192.0.2.2")
 
 
+def test_a_host_that_a_create_is_under_way_on_is_live(
+    made: Fleets, factory: Factory, database: Database, clock: SettableClock
+) -> None:
+    lab = made.add("lab", "192.0.2.1", "192.0.2.2")
+    made.settle(lab)
+    made.edit(lab, "192.0.2.2")
+    # While the other host is being verified.
+    job = factory.job(JobState.ALLOCATING, name="train")
+    offer = factory.offer(provider="ssh", connection_id=lab, provider_sku="192.0.2.1/cpu").model_dump(mode="json")
+    instance = factory.instance(job, connection_id=lab, offer=offer)
+    with pytest.raises(Conflict, match="instances of train are live"):
+        database.run_write(lambda s: fleets.require_idle_before(s, lab))
+    with pytest.raises(Conflict, match="instances of train are live"):
+        made.edit(lab, "192.0.2.2")
+
+    def gone(session: Session) -> None:
+        session.get_one(Instance, instance.id).confirmed_absent_at = clock()
+
+    made.database.run_write(gone)
+    database.run_write(lambda s: fleets.require_idle_before(s, lab))
+
+
 def test_fleets_out_of_sight_neither_count_nor_are_told_of(made: Fleets) -> None:
     made.add("secret of theirs", "192.0.2.1", scope=Scope("org_2"))
     made.add("the cluster's", "192.0.2.2")
