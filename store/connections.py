@@ -317,6 +317,8 @@ def expire_candidates(session: Session, now: datetime) -> int:
     forgotten = session.exec(select(Connection.id).where(*old).with_for_update()).all()
     host_keys.forget_all(session, forgotten)
     session.exec(delete(Connection).where(col(Connection.id).in_(forgotten)))
+    # A connection may be removed while its hosts are being looked at.
+    host_keys.forget_strays(session)
     return len(stale)
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import delete
 from sqlmodel import Session, col, select
 
 from store.db import insert_once
-from store.tables import HostKey
+from store.tables import Connection, HostKey
 
 
 def pinned(session: Session, connection_id: str, address: str) -> str | None:
@@ -41,6 +41,11 @@ def forget(session: Session, connection_id: str, host: str | None = None) -> lis
 def forget_all(session: Session, connection_ids: Sequence[str]) -> None:
     """Those of connections that are no more."""
     session.exec(delete(HostKey).where(col(HostKey.connection_id).in_(connection_ids)))
+
+
+def forget_strays(session: Session) -> None:
+    """Those whose connection was removed before they were pinned."""
+    session.exec(delete(HostKey).where(col(HostKey.connection_id).not_in(select(Connection.id))))
 
 
 def _is_of(address: str, host: str) -> bool:

@@ -73,6 +73,10 @@ def test_pins_go_with_their_connection(database: Database, vault: Vault, clock: 
     database.run_write(lambda s: connections.remove(s, connections.find(s, removed, None), clock(), terminate=False))
     database.run_write(lambda s: connections.verified(s, failed, 1, "auth", "", clock()))
     assert [database.run_read(lambda s, c=c: len(host_keys.of(s, c))) for c in (removed, failed)] == [0, 1]
+    # By a worker that was looking at its hosts when it was removed.
+    database.run_write(lambda s: host_keys.pin(s, removed, HOST, "ssh-ed25519 AAAA", clock()))
+    database.run_write(lambda s: connections.expire_candidates(s, clock()))
+    assert [database.run_read(lambda s, c=c: len(host_keys.of(s, c))) for c in (removed, failed)] == [0, 1]
     later = clock() + timedelta(days=2)
     database.run_write(lambda s: connections.expire_candidates(s, later))
     assert database.run_read(lambda s: len(host_keys.of(s, failed))) == 0
