@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     )
     fleet_workload_networks: str = Field(
         default="",
-        description="CIDRs that jobs on hosts of fleets reach though they are private, comma-separated.",
+        description="CIDRs that jobs on fleets' hosts and rented machines reach though private, comma-separated.",
     )
 
     log_retention_days: float = Field(default=7, gt=0, description="Older log lines are deleted.")

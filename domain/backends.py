@@ -82,7 +82,7 @@ OURS = (
             ),
             FormField(
                 "security_group_ids", "Security groups", _LIST, required=False, pattern=r"sg-[0-9a-f]{8,32}",
-                help="Of the machines; by default that of the VPC, which lets nobody in.",
+                help="Of the machines; by default that of the VPC, which lets in its members alone.",
             ),
             FormField(
                 "subnet_ids", "Subnets", _LIST, required=False, pattern=_AWS_SUBNET,

@@ -193,7 +193,7 @@ class ProviderContext:
     fleet_networks: tuple[str, ...] | None = None
     """CIDRs in which an administrator allows hosts of fleets; None: none was asked."""
     workload_networks: tuple[str, ...] = ()
-    """Private networks, as CIDRs, that jobs on hosts of fleets reach all the same."""
+    """Private networks, as CIDRs, that jobs on hosts of fleets and on rented machines reach all the same."""
     multi_tenant: bool = False
     """Whether jobs of several organizations may be on one machine at once."""
 

@@ -44,7 +44,7 @@ def aws(context: ProviderContext, values: Values) -> Provider:
     former = {*default, *(values.get("former_regions") or ())}
     given["subnet_ids"] = dict(entry.split("=", 1) for entry in values.get("subnet_ids") or ())
     given["former_regions"] = sorted(former - {*(given.get("regions") or default)})
-    context.options = {**context.options, **given}
+    context.options = {"workload_networks": context.workload_networks, **context.options, **given}
     return AwsProvider(context, AwsCredentials(**_given(values, "access_key_id", "secret_access_key")))
 
 
@@ -55,6 +55,7 @@ def gcp(context: ProviderContext, values: Values) -> Provider:
 
     subnetworks = {path.split("/")[1]: path for path in values.get("subnetworks") or ()}
     context.options = {
+        "workload_networks": context.workload_networks,
         **context.options,
         **_given(values, "regions", "network"),
         "subnetworks": subnetworks,

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import SecretStr
 
 from agent.launch_spec import quote
+from domain.networks import PRIVATE
 from domain.spec import Port
 from domain.ssh_access import SSH_PORT
 
@@ -27,7 +28,8 @@ Cloud = Literal["aws", "gcp"]
 class HostSpec:
     """What the host agent is told. `agent` is the agent's own text; `private` says that the image's registry wants what
     the control plane gives for the token; `gpu_count` is how many GPUs the machine must show; `ports` are published at
-    the machine's addresses, SSH's among them, as `machine_ports` says; `cloud` is where the machine is, as far as it is
+    the machine's addresses, SSH's among them, as `machine_ports` says; `networks` are private ones (CIDRs) that the
+    container reaches all the same; `cloud` is where the machine is, as far as it is
     known how notice is given there; after `lifetime_seconds` it powers itself off, whatever its workload does."""
 
     url: str
@@ -38,6 +40,7 @@ class HostSpec:
     private: bool = False
     gpu_count: int = 0
     ports: tuple[Port, ...] = ()
+    networks: tuple[str, ...] = ()
     cloud: Cloud | None = None
     lifetime_seconds: int = 7 * 24 * 3600
 
@@ -75,6 +78,8 @@ def host_script(spec: HostSpec) -> str:
         f"hh_private={int(spec.private)}",
         f"hh_gpus={spec.gpu_count}",
         f"hh_ports='{' '.join(f'{at}:{inside}' for inside, at in machine_ports(spec.ports).items())}'",
+        f"hh_open={quote(' '.join(spec.networks))}",
+        f"hh_closed='{' '.join(PRIVATE)}'",
         f"hh_cloud={spec.cloud or ''}",
         f"hh_lifetime_seconds={spec.lifetime_seconds}",
         "hh_agent() {",

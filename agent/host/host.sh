@@ -1,7 +1,7 @@
 # The Headrace host agent: makes of a fresh Linux machine the home of one workload, as root, once.
 #
 # The text before this one, put there by `agent.host`, sets hh_url, hh_token, hh_attempt, hh_image, hh_private,
-# hh_gpus, hh_ports, hh_cloud and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the
+# hh_gpus, hh_ports, hh_open, hh_closed, hh_cloud and hh_lifetime_seconds, and defines hh_agent, which prints the agent. Cloud-init runs the
 # whole; so does SSH.
 #
 #   arm      a timer that powers the machine off, whatever else happens: the provider deletes what powers itself off
@@ -217,6 +217,39 @@ hh_shield() { # containers reach no metadata of the machine, this text among the
   done
 } 2>/dev/null
 
+hh_wall() { # containers get out to the world, and neither into the machine nor into the private networks around it
+  hh_lay_wall && return
+  [[ -z $hh_cloud ]] || hh_fault "containers cannot be kept from the machine's network: iptables fails"
+} 2>/dev/null
+
+hh_lay_wall() { # in PREROUTING, where addresses are yet as they were sent; replies pass, so published ports serve
+  local address bridge host port protocol rule=(iptables -w 10 -t mangle)
+  bridge=$(docker network inspect --format '{{index .Options "com.docker.network.bridge.name"}}' bridge)
+  "${rule[@]}" -N HEADRACE || "${rule[@]}" -F HEADRACE || return
+  rule+=(-A HEADRACE)
+  "${rule[@]}" -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN || return
+  for address in 169.254.169.254 $(hh_resolvers); do
+    for protocol in udp tcp; do "${rule[@]}" -d "$address" -p "$protocol" --dport 53 -j RETURN || return; done
+  done
+  # The agent in the container calls the control plane, which may be in a private network.
+  [[ $hh_url =~ ^(https?)://([^/:]+)(:([0-9]+))? ]]
+  host=${BASH_REMATCH[2]} port=${BASH_REMATCH[4]}
+  [[ -n $port ]] || { [[ ${BASH_REMATCH[1]} == https ]] && port=443 || port=80; }
+  for address in $(getent ahostsv4 "$host" | cut -d ' ' -f 1 | sort -u); do
+    "${rule[@]}" -d "$address" -p tcp --dport "$port" -j RETURN || return
+  done
+  "${rule[@]}" -m addrtype --dst-type LOCAL -j DROP || return
+  for address in $hh_open; do "${rule[@]}" -d "$address" -j RETURN || return; done
+  for address in $hh_closed; do "${rule[@]}" -d "$address" -j DROP || return; done
+  ip6tables -w 10 -t mangle -I PREROUTING -i "${bridge:-docker0}" -j DROP
+  iptables -w 10 -t mangle -I PREROUTING -i "${bridge:-docker0}" -j HEADRACE
+}
+
+hh_resolvers() {
+  cat "$hh_root/etc/resolv.conf" "$hh_root/run/systemd/resolve/resolv.conf" |
+    sed -n 's/^nameserver *\([0-9.]*\) *$/\1/p' | sort -u
+}
+
 hh_run() {
   local arguments cap memory port said status watcher
   arguments=(run --detach --name "$hh_attempt" --restart=no --cap-drop=ALL)
@@ -228,6 +261,7 @@ hh_run() {
   for port in $hh_ports; do arguments+=(--publish="$port/tcp"); done
   arguments+=(--env-file="$hh_dir/env" --volume="$hh_dir/agent.sh:/headrace-agent.sh:ro" --entrypoint=bash)
   hh_shield
+  hh_wall
   hh_say "starting the container"
   if ! said=$(docker "${arguments[@]}" "$hh_image" /headrace-agent.sh 2>&1 >/dev/null); then
     hh_fault "the container does not start: ${said: -300}"

@@ -94,6 +94,7 @@ def user_data(spec: InstanceSpec, options: AwsOptions) -> bytes:
                 private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
                 ports=with_ssh(spec.ports, spec.ssh_public_key),
+                networks=options.workload_networks,
                 cloud="aws",
                 lifetime_seconds=spec.lifetime_seconds or options.lifetime_seconds,
             )

@@ -1,8 +1,8 @@
 """The adapter to EC2: a virtual machine for an attempt, found again by its tags.
 
 A create carries a token of the attempt, so AWS itself makes no second machine of a repeated one. No key pair is made.
-The default group of a VPC lets everything out and nobody in, and that is what the agent needs; only a job that
-publishes something gets a security group of its own (`groups.py`).
+The default group of a VPC lets everything out, and in only its own members; that is what the agent needs. Only a job
+that publishes something gets a security group of its own (`groups.py`).
 
 The machine pulls the image itself: `provision` ends when it runs, and what goes wrong later is told by the host agent
 (`/agent/v1/fault`, and its last words on the console), after which it powers itself off.

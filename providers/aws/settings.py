@@ -34,9 +34,11 @@ class AwsOptions(Frozen):
     cpu_image: str = CPU_IMAGE
     """An image id (`ami-...`, which holds in one region only) or the name of an SSM parameter that has one."""
     security_group_ids: tuple[str, ...] = ()
-    """Groups of the machines, of one region; none: the default group of the VPC, which lets nobody in."""
+    """Groups of the machines, of one region; none: the default group of the VPC, which lets in its members."""
     subnet_ids: dict[str, str] = Field(default_factory=dict)
     """The subnet of each zone, where the account has no default VPC; it needs a way out to the internet."""
+    workload_networks: tuple[str, ...] = ()
+    """Private networks, as CIDRs, that workloads reach all the same: a file server, a mirror of packages."""
     lifetime_seconds: int = Field(default=7 * 24 * 3600, ge=600)
     """After so long a machine powers itself off, whatever else happens; a job with limits says itself how long."""
     timeout_seconds: float = Field(default=30, gt=0)

@@ -124,6 +124,7 @@ def user_data(spec: InstanceSpec, options: GcpOptions) -> str:
                 private=spec.registry is not None,
                 gpu_count=spec.compute.gpu_count,
                 ports=with_ssh(spec.ports, spec.ssh_public_key),
+                networks=options.workload_networks,
                 cloud="gcp",
                 lifetime_seconds=lifetime_seconds(spec, options),
             )

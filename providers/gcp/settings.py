@@ -88,6 +88,8 @@ class GcpOptions(Frozen):
     network_tags: tuple[str, ...] = ()
     public_address: bool = True
     """Whether machines get an address of their own, their way out to the internet; without one it is a Cloud NAT."""
+    workload_networks: tuple[str, ...] = ()
+    """Private networks, as CIDRs, that workloads reach all the same: a file server, a mirror of packages."""
     lifetime_seconds: int = Field(default=7 * 24 * 3600, ge=600, le=LONGEST_RUN_SECONDS)
     """After so long Google deletes a machine, whatever else happens."""
     timeout_seconds: float = Field(default=30, gt=0)

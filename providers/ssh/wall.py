@@ -10,18 +10,10 @@ each one's port of it is set apart from the others'.
 from collections.abc import Sequence
 from shlex import quote
 
+from domain.networks import PRIVATE
+
 NETWORK = "headrace-fleet"
 _BRIDGE = "headrace0"
-PRIVATE = (
-    "10.0.0.0/8",
-    "172.16.0.0/12",
-    "192.168.0.0/16",
-    "100.64.0.0/10",  # carriers' own, and the metadata service of Alibaba
-    "169.254.0.0/16",  # link-local: the metadata services of most clouds
-    "168.63.129.16/32",  # Azure's
-    "127.0.0.0/8",
-    "224.0.0.0/3",
-)
 _RENEW_SECONDS = 60
 """A firewall manager's reload drops what it did not write; the rules are laid again at most so much later."""
 

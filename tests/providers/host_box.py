@@ -43,7 +43,10 @@ async def boot(box: Path, user_data: str, metadata: str = NOWHERE) -> asyncio.su
     tools.mkdir(parents=True)
     (box / "proc").mkdir()
     (box / "proc/meminfo").write_text("MemTotal:       16000000 kB\n")
-    for tool, text in {"docker": DOCKER, **dict.fromkeys(("shutdown", "iptables", "systemctl"), NOTHING)}.items():
+    for tool, text in {
+        "docker": DOCKER,
+        **dict.fromkeys(("shutdown", "iptables", "ip6tables", "systemctl"), NOTHING),
+    }.items():
         (tools / tool).write_text(text)
         (tools / tool).chmod(0o755)
     (box / "user-data").write_text(user_data)
