@@ -28,6 +28,16 @@ def host_of_entry(entry: str) -> Values:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def canonical(hostname: str) -> str:
+    """An address in its shortest form, one of IPv4 as such; a name in small letters."""
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        return hostname.lower().rstrip(".")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
 def _port(name: str, label: str, default: str) -> FormField:
     return FormField(
         name, label, FieldKind.NUMBER, required=False, minimum=1, maximum=65_535, help=f"By default {default}."
@@ -80,7 +90,7 @@ FORM = (
     _key("private_key", "Private key", "No passphrase.", required=True),
     FormField(
         "hosts", "Hosts", FieldKind.RECORDS, most=MOST_HOSTS, fields=_HOST_FIELDS, key="hostname",
-        shorthand=host_of_entry,
+        shorthand=host_of_entry, canonical=canonical,
         help="Each with fields of its own, or as [user@]host[:port]; docker or podman is installed, sudo asks for no"
         " password.",
     ),
@@ -100,15 +110,6 @@ def addresses_of(values: Values) -> dict[str, str]:
     the hosts as they were written."""
     fleet_port = int(values.get("port") or DEFAULT_PORT)
     return {
-        address_of(_canonical(host["hostname"]), int(host.get("port") or fleet_port)): str(host["hostname"])
+        address_of(canonical(host["hostname"]), int(host.get("port") or fleet_port)): str(host["hostname"])
         for host in values.get("hosts") or ()
     }
-
-
-def _canonical(hostname: str) -> str:
-    try:
-        address = ipaddress.ip_address(hostname)
-    except ValueError:
-        return hostname.lower().rstrip(".")
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)

@@ -52,6 +52,8 @@ class FormField:
     """Of a record: of any kind but lists."""
     key: str = ""
     """The field of a record that no other record of the list has the same of."""
+    canonical: Callable[[str], str] = str
+    """Of a value of `key`: two that are written differently may be the same."""
     shorthand: Callable[[str], Values] | None = None
     """Reads a record that is written as one text; raises ValueError for what is none."""
 
@@ -180,7 +182,7 @@ def _records(field: FormField, given: list[Any], where: str, kept: Sequence[Valu
         # Only secrets outlive an edit: what is not secret is shown, so it is sent back.
         _, hidden = split(field.fields, before.get(str(values.get(field.key, "")).strip(), {}))
         record = read(field.label, field.fields, values, hidden, at)
-        key = record[field.key]
+        key = field.canonical(record[field.key])
         if key in records:
             raise InvalidRequest(f"{at}.{field.key}: is in the list twice", field=f"{at}.{field.key}")
         records[key] = record

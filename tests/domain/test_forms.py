@@ -67,6 +67,11 @@ class TestRecords:
             filled(*(f"h{n}" for n in range(257)))
         assert (refused.value.field, refused.value.limit) == ("fields.hosts", 256)
 
+    def test_are_in_the_list_once_however_they_are_written(self) -> None:
+        for one, again in (("GPU-1", "gpu-1"), ("10.0.0.1", "[::ffff:a00:1]:23"), ("[2001:db8::1]", "[2001:DB8:0::1]")):
+            with pytest.raises(InvalidRequest, match=r"fields\.hosts\[1\]\.hostname: is in the list twice"):
+                filled(one, again)
+
     def test_take_the_place_of_those_before_but_for_secrets_that_are_blank(self) -> None:
         before = filled({"hostname": "a", "port": 2222, "private_key": OWN}, {"hostname": "b", "private_key": "other"})
         after = filled({"hostname": "c"}, {"hostname": "a", "private_key": ""}, kept=before)
