@@ -33,6 +33,8 @@ TOPIC = "connections"
 CLUSTER = "cluster"
 PENDING_FOR = timedelta(minutes=15)
 """After so long a candidate without an outcome is wiped."""
+_UNDER_WAY_FOR = timedelta(minutes=2)
+"""A verification takes no longer once a worker has it."""
 _FAILED_KEPT = timedelta(days=1)
 FORMER_REGIONS = "former_regions"
 """The one option that nobody fills in."""
@@ -221,6 +223,13 @@ def begin_verification(
     number = connection.verification
     inbox.put(session, connection.id, inbox.VERIFY, now, {"number": number}, key=f"verify-{number}")
     return number
+
+
+def under_way(connection: Connection, now: datetime) -> int | None:
+    """The number of the verification that is about what is wanted now, and was asked for lately."""
+    if connection.verified_number < connection.verification and now - connection.updated_at < _UNDER_WAY_FOR:
+        return connection.verification
+    return None
 
 
 def _former_regions(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -201,6 +201,9 @@ async def verify_backend(
         if found.credentials_sealed is None and found.candidate_sealed is None:
             raise Conflict(f"{found.name} has no credentials: edit it, or connect it again", code="not_connected")
         backend = backend_of(found.provider)
+        if (asked := connections.under_way(found, now)) is not None:
+            # Whoever asks again and again has one answer, and one look at the provider.
+            return found, asked
         asked = connections.begin_verification(session, services.vault, found, backend, None, now)
         audit.write(session, principal, "connection.verify", found.id, now, org_id=found.org_id)
         return found, asked

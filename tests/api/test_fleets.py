@@ -220,3 +220,10 @@ def test_an_edit_that_a_later_one_overtook_is_no_success(
     refused = admin.put(f"/{made['id']}", {"fields": {"user": "gpu"}})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "superseded")
     assert admin.get(f"/{made['id']}").json()["fields"]["user"] == "root"
+
+
+def test_who_asks_for_a_verification_again_waits_for_the_one_under_way(api: Api, admin: Caller) -> None:
+    path = f"/{add(admin, '192.0.2.1').json()['id']}"
+    assert {admin.post(path + "/verify", {}).json()["version"] for _ in range(3)} == {1}
+    settle(api, path[1:], "ok", report("192.0.2.1"))
+    assert {admin.post(path + "/verify", {}).json()["version"] for _ in range(3)} == {2}
