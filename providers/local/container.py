@@ -39,6 +39,8 @@ class ContainerEngine:
         self.name = setup.name
         self.publishes_ports = setup.network != "none"
         self.enforces_disk = setup.enforces_disk
+        # However the engine's network is closed, the private networks around the machine are reached.
+        self.isolates_network = setup.network == "none"
         self.takes_gpus = setup.takes_gpus
         self._place = place
         self._clock = clock

@@ -69,6 +69,8 @@ class Engine(Protocol):
     """Whether the image of a job is what runs; the sandbox runs on this machine's own programs."""
     publishes_ports: bool
     enforces_disk: bool
+    isolates_network: bool
+    """Whether workloads are kept from the machine's own services, private networks and cloud metadata."""
     takes_gpus: bool
 
     async def start(self, launch: Launch, progress: Progress) -> None:

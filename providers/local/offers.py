@@ -34,7 +34,13 @@ class Machine:
 
 
 def local_offers(
-    machine: Machine, *, connection_id: str, price_usd_hr: Decimal, disk_enforced: bool, observed_at: datetime
+    machine: Machine,
+    *,
+    connection_id: str,
+    price_usd_hr: Decimal,
+    disk_enforced: bool,
+    network_isolated: bool,
+    observed_at: datetime,
 ) -> list[Offer]:
     """One offer for CPU jobs and one per GPU model and count. The price is per hour, and per GPU where there are any.
 
@@ -61,6 +67,7 @@ def local_offers(
             available=available,
             observed_at=observed_at,
             disk_enforced=disk_enforced,
+            network_isolated=network_isolated,
         )
 
     found = [offer(CPU_CLASS, CPU_CLASS, 0)]

@@ -125,6 +125,7 @@ class LocalProvider:
             connection_id=self._context.connection_id,
             price_usd_hr=self._settings.local_price_usd_hr,
             disk_enforced=engine.enforces_disk,
+            network_isolated=engine.isolates_network,
             observed_at=self._clock(),
         )
 

@@ -46,6 +46,7 @@ class SandboxEngine:
     takes_image = False
     publishes_ports = False
     enforces_disk = False
+    isolates_network = True
     takes_gpus = False
 
     def __init__(self, root: Path) -> None:

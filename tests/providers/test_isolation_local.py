@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from providers.base import InstanceSpec, ProviderState, TerminateState
+from providers.base import InstanceSpec, OfferQuery, ProviderState, TerminateState
 from providers.local import LocalProvider
 from providers.local.podman_config import tuned
 from tests.providers.local_support import (
@@ -158,6 +158,10 @@ class TestCloudMetadata:
             assert podman(ordinary, *arguments).returncode == 0
         finally:
             podman(ordinary, "rm", "--force", name)
+
+    async def test_is_not_all_that_is_private_and_offers_say_so(self, provider: LocalProvider, engine: str) -> None:
+        said = {offer.network_isolated for offer in await provider.offers(OfferQuery())}
+        assert said == {engine == "sandbox"}
 
     async def test_no_route_can_be_added(self, provider: LocalProvider, data_dir: Path) -> None:
         script = "grep ^CapEff /proc/self/status; grep ^CapBnd /proc/self/status; grep NoNewPrivs /proc/self/status"
