@@ -61,7 +61,10 @@ class ContainerEngine:
     async def inspect(self, name: str, directory: Path) -> Seen | None:
         answer = await self._call("inspect", "--type=container", name)
         if answer.returncode == 0:
-            found = self._read(answer)[0]
+            seen_now = self._read(answer)
+            if len(seen_now) != 1:
+                raise Ambiguous(f"{self.name} described {len(seen_now)} containers where {name} was asked for")
+            found = seen_now[0]
             return await self._explained(found) if found.exit_code == FAULT_EXIT_CODE else found
         if await self._is_absent(name):
             return None
@@ -163,7 +166,7 @@ class ContainerEngine:
             items: list[dict[str, Any]] = orjson.loads(answer.stdout)
             now, booted_at = self._clock(), self._place.booted_at
             return [seen(item, now=now, booted_at=booted_at, knows_oom=self.setup.is_docker) for item in items]
-        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError) as error:
+        except (AttributeError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise Ambiguous(f"{self.name} answered `inspect` with something unreadable: {error}") from error
 
     async def _call(

@@ -5,6 +5,7 @@ import base64
 import socket
 import threading
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import pytest
 from asyncssh.asn1 import der_encode
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from domain.errors import Ambiguous
 from providers.base import HostReport, ProviderContext
+from providers.local.container import ContainerEngine
+from providers.local.container_flags import Setup
+from providers.local.process import Completed
 from providers.ssh import link
 from providers.ssh.provider import SshProvider
 from providers.ssh.settings import Fleet
@@ -101,6 +106,39 @@ async def test_a_name_that_is_none_is_told_of_that_host(tmp_path: Path) -> None:
         told, other = await report_of(tmp_path, {"hostname": name}, {"hostname": "127.0.0.1"})
         assert told.status == "unreachable"
         assert "own machine" in other.message
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[]",
+        "[{}, {}]",
+        "{}",
+        "null",
+        "1",
+        "[null]",
+        "[[]]",
+        '[{"State": {"ExitCode": "x", "Status": "exited"}}]',
+        f'[{{"Config": {{"Labels": {{"headrace.ports": "{DEEP}"}}}}}}]',
+        '[{"Config": {"Labels": {"headrace.ports": "[{}]"}}, "HostConfig": {"NetworkMode": "host"}}]',
+        '[{"Config": {"Labels": ["headrace.attempt"]}}]',
+    ],
+    ids=lambda answer: str(answer)[:60],
+)
+async def test_an_engine_that_describes_no_container_is_not_understood(answer: str) -> None:
+    class Place:
+        starts_at_once = 1
+        booted_at = datetime(2026, 1, 1, tzinfo=UTC)
+
+        async def run(self, argv: Any, **_: Any) -> Completed:
+            return Completed(0, answer, "")
+
+    engine = ContainerEngine(Setup(name="docker", argv=("docker",), takes_gpus=False), Place())  # type: ignore[arg-type]
+    with pytest.raises(Ambiguous):
+        await engine.inspect("hr-x", Path())
 
 
 async def test_names_that_nobody_resolves_keep_no_one_else_waiting(
