@@ -239,6 +239,8 @@ class Provider(Protocol):
 
         Raises:
             ImagePullFailed, BootstrapFailed: the workload's image is at fault.
+            NoCapacity, QuotaExceeded, ProviderNotFound: the instance could not be had after all, or is not there any
+                more: the next offer is tried.
         """
         ...
 

@@ -2,17 +2,15 @@
 
 import gzip
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from agent.host import HostSpec, host_script
 from domain.errors import ProviderRejected
 from domain.offers import Offer
-from domain.ssh_access import with_ssh
 from providers.aws.settings import AwsOptions
 from providers.aws.views import ATTEMPT_TAG, JOB_TAG, ORG_TAG, OWNER_TAG
 from providers.base import InstanceSpec
+from providers.virtual_machine import boot_script, gibibytes
 
 USER_DATA_BYTES = 16_384
 """EC2's limit, before base64."""
@@ -78,38 +76,18 @@ def run_arguments(spec: InstanceSpec, offer: Offer, image: MachineImage, options
 
 def user_data(spec: InstanceSpec, options: AwsOptions) -> bytes:
     """The host agent, compressed, as cloud-init takes it: the agent alone is longer than EC2 allows."""
-    what = f"create {spec.attempt_id}"
-    if spec.agent.url is None:
-        raise ProviderRejected(
-            f"{what}: a machine at AWS reaches the control plane by its public URL, and none is set", scope="connection"
-        )
-    try:
-        script = host_script(
-            HostSpec(
-                url=spec.agent.url,
-                token=spec.agent.token,
-                attempt_id=spec.attempt_id,
-                image=spec.image,
-                agent=spec.agent.script,
-                private=spec.registry is not None,
-                gpu_count=spec.compute.gpu_count,
-                ports=with_ssh(spec.ports, spec.ssh_public_key),
-                networks=options.workload_networks,
-                cloud="aws",
-                lifetime_seconds=spec.lifetime_seconds or options.lifetime_seconds,
-            )
-        )
-    except ValueError as error:
-        raise ProviderRejected(f"{what}: {error}") from None
+    script = boot_script(
+        spec,
+        "aws",
+        lifetime_seconds=spec.lifetime_seconds or options.lifetime_seconds,
+        workload_networks=options.workload_networks,
+    )
     packed = gzip.compress(script.encode(), compresslevel=9, mtime=0)
     if len(packed) > USER_DATA_BYTES:
-        raise ProviderRejected(f"{what}: {len(packed)} bytes of user data, at most {USER_DATA_BYTES} are taken")
+        raise ProviderRejected(
+            f"create {spec.attempt_id}: {len(packed)} bytes of user data, at most {USER_DATA_BYTES} are taken"
+        )
     return packed
-
-
-def gibibytes(gigabytes: int) -> int:
-    """Volumes are sold in GiB; what was asked for in GB fits."""
-    return math.ceil(gigabytes * 10**9 / 2**30)
 
 
 def name_of(spec: InstanceSpec) -> str:

@@ -1,12 +1,10 @@
 """The request that makes an instance: the same on every retry of an attempt, as far as the image stays the same."""
 
-import math
 import re
 import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from agent.host import HostSpec, host_script
 from domain.errors import ProviderRejected
 from domain.offers import Offer
 from domain.ssh_access import with_ssh
@@ -14,6 +12,7 @@ from providers.base import InstanceSpec
 from providers.gcp.offers import disk_type, split_sku
 from providers.gcp.settings import LONGEST_RUN_SECONDS, GcpOptions
 from providers.gcp.views import ATTEMPT_LABEL, OWNER_LABEL, region_of
+from providers.virtual_machine import boot_script, gibibytes
 
 METADATA_BYTES = 262_144
 """Compute Engine's limit of one metadata value."""
@@ -108,43 +107,23 @@ def instance_resource(spec: InstanceSpec, offer: Offer, image: MachineImage, opt
 
 def user_data(spec: InstanceSpec, options: GcpOptions) -> str:
     """The host agent, as cloud-init takes it."""
-    what = f"create {spec.attempt_id}"
-    if spec.agent.url is None:
-        raise ProviderRejected(
-            f"{what}: a machine at GCP reaches the control plane by its public URL, and none is set", scope="connection"
-        )
-    try:
-        script = host_script(
-            HostSpec(
-                url=spec.agent.url,
-                token=spec.agent.token,
-                attempt_id=spec.attempt_id,
-                image=spec.image,
-                agent=spec.agent.script,
-                private=spec.registry is not None,
-                gpu_count=spec.compute.gpu_count,
-                ports=with_ssh(spec.ports, spec.ssh_public_key),
-                networks=options.workload_networks,
-                cloud="gcp",
-                lifetime_seconds=lifetime_seconds(spec, options),
-            )
-        )
-    except ValueError as error:
-        raise ProviderRejected(f"{what}: {error}") from None
+    script = boot_script(
+        spec,
+        "gcp",
+        lifetime_seconds=lifetime_seconds(spec, options),
+        workload_networks=options.workload_networks,
+    )
     size = len(script.encode())
     if size > METADATA_BYTES:
-        raise ProviderRejected(f"{what}: {size} bytes of user data, at most {METADATA_BYTES} are taken")
+        raise ProviderRejected(
+            f"create {spec.attempt_id}: {size} bytes of user data, at most {METADATA_BYTES} are taken"
+        )
     return script
 
 
 def lifetime_seconds(spec: InstanceSpec, options: GcpOptions) -> int:
     """The job's, as far as Compute Engine counts, or else the connection's."""
     return min(spec.lifetime_seconds or options.lifetime_seconds, LONGEST_RUN_SECONDS)
-
-
-def gibibytes(gigabytes: int) -> int:
-    """Disks are sold in GiB; what was asked for in GB fits."""
-    return math.ceil(gigabytes * 10**9 / 2**30)
 
 
 def _labels(spec: InstanceSpec) -> dict[str, str]:

@@ -14,10 +14,11 @@ from agent.script import agent_script
 from domain.errors import Ambiguous, NoCapacity, ProviderError, ProviderRejected
 from domain.offers import Offer
 from domain.spec import RegistryCredential
-from providers.aws.launch import client_token, gibibytes, user_data
+from providers.aws.launch import client_token, user_data
 from providers.aws.provider import AwsProvider
 from providers.aws.settings import AwsOptions
 from providers.base import AgentBootstrap, OfferQuery, ProviderState, TerminateState
+from providers.virtual_machine import gibibytes
 from tests.providers.aws_server import Answer, AwsServer, Call, Fault, ec2_error
 from tests.providers.aws_support import SECRET_KEY, URL, MakeProvider, launch, offer_for, spec_for
 from tests.providers.conformance import OWNER, PASSWORD, TOKEN, no_progress, until_gone
