@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 from sqlalchemy import ColumnElement, case, delete, func, or_, tuple_
+from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
 from domain import forms
@@ -198,12 +199,13 @@ def connect(
     same = select(Connection).where(Connection.scope == scope.key, Connection.name == name)
     found = session.exec(same.with_for_update()).one_or_none()
     if found is not None and found.state != ConnectionState.FAILED:
-        raise Conflict(f"there is a connection {name!r} already", code="connection_name_conflict")
+        raise _name_taken(name)
     connection = found or Connection(
         id=new_id("conn"), provider="", name=name, scope=scope.key, org_id=scope.org_id,
         project_id=scope.project_id, state="", options={}, created_at=now, updated_at=now,
     )  # fmt: skip
     connection.provider, connection.state = backend.key, ConnectionState.PENDING
+    _claim_name(session, connection)
     begin_verification(session, vault, connection, backend, values, now)
     return connection
 
@@ -242,9 +244,23 @@ def rename(session: Session, connection: Connection, name: str, now: datetime) -
     """Raises Conflict when another one of its scope has this name."""
     same = select(Connection.id).where(Connection.scope == connection.scope, Connection.name == name)
     if session.exec(same.where(Connection.id != connection.id)).first() is not None:
-        raise Conflict(f"there is a connection {name!r} already", code="connection_name_conflict")
+        raise _name_taken(name)
     connection.name, connection.updated_at = name, now
+    _claim_name(session, connection)
+
+
+def _claim_name(session: Session, connection: Connection) -> None:
+    """Of two that take one name at once, neither sees the other: the database says who was first."""
+    name = connection.name
     session.add(connection)
+    try:
+        session.flush()
+    except IntegrityError:
+        raise _name_taken(name) from None
+
+
+def _name_taken(name: str) -> Conflict:
+    return Conflict(f"there is a connection {name!r} already", code="connection_name_conflict")
 
 
 def values_of(vault: Vault, connection: Connection) -> Values | None:

@@ -154,6 +154,28 @@ def test_of_two_that_add_a_host_at_once_one_has_it(made: Fleets) -> None:
         assert added == [False, number == 0]
 
 
+def test_of_those_that_take_a_name_at_once_one_has_it(made: Fleets) -> None:
+    together, runpod = Barrier(4), backend_of("runpod")
+
+    def taken(take: Callable[[Session], Any]) -> bool:
+        together.wait()
+        try:
+            made.database.run_write(take)
+        except Conflict:
+            return False
+        return True
+
+    def connect(session: Session) -> None:
+        connections.connect(session, made.vault, Scope(), runpod, "one", {"api_key": "k"}, made.clock())
+
+    fleets_made = [made.add(f"lab {n}", f"192.0.2.{n}") for n in range(4)]
+    renames = [lambda s, id_=id_: connections.rename(s, s.get_one(Connection, id_), "lab", made.clock())
+               for id_ in fleets_made]  # fmt: skip
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(taken, [connect] * 4)) == [False, False, False, True]
+        assert sorted(pool.map(taken, renames)) == [False, False, False, True]
+
+
 def test_pages_go_through_all_in_sight_the_clusters_first(made: Fleets, clock: SettableClock) -> None:
     scopes = [Scope("org_1"), Scope(), Scope("org_1", "prj_1"), Scope("org_2"), Scope(), Scope("org_1", "prj_2")]
     for number, scope in enumerate(scopes):
