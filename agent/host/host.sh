@@ -218,8 +218,7 @@ hh_shield() { # containers reach no metadata of the machine, this text among the
 } 2>/dev/null
 
 hh_wall() { # containers get out to the world, and neither into the machine nor into the private networks around it
-  hh_lay_wall && return
-  [[ -z $hh_cloud ]] || hh_fault "containers cannot be kept from the machine's network: iptables fails"
+  hh_lay_wall || hh_fault "containers cannot be kept from the machine's network: iptables fails"
 } 2>/dev/null
 
 hh_lay_wall() { # in PREROUTING, where addresses are yet as they were sent; replies pass, so published ports serve
