@@ -158,7 +158,7 @@ class Settings(BaseSettings):
         default="",
         description="CIDRs in which the hosts of SSH fleets may lie, comma-separated; empty allows none.",
     )
-    fleet_workload_networks: str = Field(
+    workload_networks: str = Field(
         default="",
         description="CIDRs that jobs on fleets' hosts and rented machines reach though private, comma-separated.",
     )
@@ -180,7 +180,7 @@ class Settings(BaseSettings):
         default="info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
 
-    @field_validator("egress_allowed_networks", "fleet_networks", "fleet_workload_networks")
+    @field_validator("egress_allowed_networks", "fleet_networks", "workload_networks")
     @classmethod
     def _are_networks(cls, text: str) -> str:
         for part in filter(None, (part.strip() for part in text.split(","))):

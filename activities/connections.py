@@ -194,7 +194,7 @@ async def _build(context: Context, connection_id: str, backend: str, values: Val
         host_keys=StoredHostKeys(context.db, connection_id, context.clock),
         agent_socket=str(settings.agent_socket),
         fleet_networks=_networks(settings.fleet_networks),
-        workload_networks=_networks(settings.fleet_workload_networks),
+        workload_networks=_networks(settings.workload_networks),
         multi_tenant=settings.local_multi_tenant,
     )
     return await asyncio.to_thread(connect.build, backend, given, values)

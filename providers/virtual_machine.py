@@ -11,8 +11,8 @@ from providers.base import InstanceSpec
 def boot_script(
     spec: InstanceSpec, cloud: Cloud | None, *, lifetime_seconds: int, workload_networks: tuple[str, ...]
 ) -> str:
-    """The host agent, as cloud-init takes it. `cloud` is one whose notices it knows; the machine powers itself off after
-    `lifetime_seconds`, and its container reaches no private network but `workload_networks` (CIDRs).
+    """The host agent, as cloud-init takes it. `cloud` is one whose notices it knows; the machine powers itself off
+    after `lifetime_seconds`, and its container reaches no private network but `workload_networks` (CIDRs).
 
     Raises:
         ProviderRejected: there is no URL by which to reach the control plane, or the text cannot carry a value.
