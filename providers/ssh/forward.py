@@ -2,12 +2,15 @@
 
 Its path is the same for one control plane whatever connection serves it, so agents that lost it only try again. Several
 workers may serve one host: each looks whether an answer comes through, and takes the path over only when none does.
+
+Every workload on the host can connect to it, as often as it likes. Each connection is one here too: they are bounded.
 """
 
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from domain.errors import Ambiguous, ProviderError
 from providers.ssh import scripts
@@ -25,8 +28,10 @@ _QUESTION = b"GET / HTTP/1.1\r\nHost: headrace\r\nConnection: close\r\n\r\n"
 class Forward:
     """The forwarded socket of one host, kept alive from the first `ensure` on until `close`."""
 
-    def __init__(self, link: Link, path: str, every_seconds: float) -> None:
+    def __init__(self, link: Link, path: str, every_seconds: float, most: int = 128) -> None:
+        """`most` connections at once; an agent has three."""
         self.path = path
+        self._most = most
         self._link = link
         self._every_seconds = every_seconds
         self._target: str | None = None
@@ -91,13 +96,43 @@ class Forward:
             if cleared.returncode != 0:
                 raise Ambiguous(f"{self._link.target.hostname} keeps an old socket: {cleared.last_line}")
             try:
-                self._listener = await connection.forward_remote_path(self.path, target)
+                self._listener = await connection.create_unix_server(ways(target, self._most), self.path)
             except (asyncssh.ChannelListenError, asyncssh.Error, OSError) as error:
                 raise Ambiguous(
                     f"{self._link.target.hostname} does not forward the agent's socket (AllowStreamLocalForwarding, "
                     f"and AllowTcpForwarding, have to be `yes`): {str(error)[:200]}"
                 ) from error
             self._served_by = connection
+
+
+def ways(target: str, most: int) -> Callable[[], Any]:
+    """What makes of a connection on the host one to the socket at `target`, of at most `most` at once."""
+    import asyncssh
+    from asyncssh.forward import SSHForwarder
+
+    opened: set[SSHForwarder] = set()
+    opening = 0
+
+    class Way(SSHForwarder):
+        def close(self) -> None:
+            opened.discard(self)
+            super().close()
+
+    async def way() -> SSHForwarder:
+        nonlocal opening
+        if len(opened) + opening >= most:
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_RESOURCE_SHORTAGE, f"{most} connections are open")
+        opening += 1
+        try:
+            _, peer = await asyncio.get_running_loop().create_unix_connection(SSHForwarder, target)
+        except OSError as error:
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, str(error)) from None
+        finally:
+            opening -= 1
+        opened.add(found := Way(peer))
+        return found
+
+    return way
 
 
 async def _answers(connection: "SSHClientConnection", path: str) -> bool:

@@ -191,7 +191,7 @@ class Host:
     def _forward(self, agent_socket: str) -> Forward:
         path = f"{self._agent_directory()}/{PurePosixPath(agent_socket).name}"
         if path not in self._forwards:
-            self._forwards[path] = Forward(self.link, path, self._options.forward_seconds)
+            self._forwards[path] = Forward(self.link, path, self._options.forward_seconds, 64 + 8 * self.slots)
         return self._forwards[path]
 
     def _agent_directory(self) -> str:

@@ -20,6 +20,7 @@ from providers.local.container import ContainerEngine
 from providers.local.container_flags import Setup
 from providers.local.process import Completed
 from providers.ssh import link
+from providers.ssh.forward import ways
 from providers.ssh.provider import SshProvider
 from providers.ssh.settings import Fleet
 
@@ -139,6 +140,42 @@ async def test_an_engine_that_describes_no_container_is_not_understood(answer: s
     engine = ContainerEngine(Setup(name="docker", argv=("docker",), takes_gpus=False), Place())  # type: ignore[arg-type]
     with pytest.raises(Ambiguous):
         await engine.inspect("hr-x", Path())
+
+
+async def test_a_workload_opens_no_more_connections_than_the_bound(tmp_path: Path) -> None:
+    class Open(asyncssh.SSHServer):
+        def begin_auth(self, username: str) -> bool:
+            return False
+
+        def unix_server_requested(self, listen_path: str) -> bool:
+            return True
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    async def says(number: int) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "host"))
+        writer.write(f"{number}\n".encode())
+        return await reader.readline(), writer
+
+    plane = await asyncio.start_unix_server(echo, str(tmp_path / "plane"))
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    server = await asyncssh.listen("127.0.0.1", 0, server_factory=Open, server_host_keys=[key])
+    async with asyncssh.connect(
+        "127.0.0.1", server.get_port(), known_hosts=None, config=None, client_keys=None
+    ) as host:
+        await host.create_unix_server(ways(str(tmp_path / "plane"), 4), str(tmp_path / "host"))
+        async with asyncio.timeout(10):
+            answers = [await says(number) for number in range(6)]
+            assert [answer for answer, _ in answers] == [b"0\n", b"1\n", b"2\n", b"3\n", b"", b""]
+            # Each that ends makes room.
+            answers[0][1].close()
+            while (await says(6))[0] != b"6\n":
+                pass
+    server.close()
+    plane.close()
 
 
 async def test_names_that_nobody_resolves_keep_no_one_else_waiting(
