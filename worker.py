@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -58,6 +59,7 @@ WORKFLOWS: Sequence[type] = (
     VerifyConnection,
 )
 
+_FILES = 65_536
 _BEAT_SECONDS = 2.0
 _RETRY_SECONDS = 5.0
 _SHUTDOWN = timedelta(seconds=10)
@@ -140,12 +142,20 @@ def build_worker(client: Client, context: Context) -> Worker:
 
 async def run_worker(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; polling stops first, then what runs is given a moment."""
+    allow_files()
     telemetry = observability.setup(settings, "headrace-worker")
     try:
         await _work(settings)
     finally:
         # The exporters wait for their receiver.
         await asyncio.to_thread(telemetry.shutdown)
+
+
+def allow_files() -> None:
+    """Many systems let a process open 1024 files unless it asks for more; each job on a fleet takes three, each host and
+    each call of a provider one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _FILES)), hard))
 
 
 async def _work(settings: Settings) -> None:
