@@ -19,7 +19,7 @@ from domain.spec import JobSpec
 from providers.base import OfferQuery, Provider
 from store import attempts
 from store import offers as offer_cache
-from store.connections import Reach, reach_of_job
+from store.connection_reach import Reach, reach_of_job
 from store.tables import ConnectionHealth, Job
 
 _OFFERS_SECONDS = 30.0

@@ -18,7 +18,7 @@ from domain.offers import Offer
 from domain.states import EventType, InstanceState, JobState, Reason
 from store import inbox, ledger
 from store.budget_inbox import spend_changed
-from store.connections import may_still_use
+from store.connection_reach import may_still_use
 from store.db import is_sqlite
 from store.lifecycle import order_stop
 from store.meters import metered as metered

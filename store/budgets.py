@@ -34,7 +34,7 @@ from store import budget_draws, offers
 from store.access import Principal
 from store.budget_draws import Account, least_cost_of
 from store.budget_inbox import budgets_changed
-from store.connections import reach_of_job
+from store.connection_reach import reach_of_job
 from store.db import insert_once, is_sqlite
 from store.tables import ApiKey, Budget, BudgetAlert, BudgetReservation, Job, Organization, Project
 

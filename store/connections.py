@@ -1,4 +1,4 @@
-"""Connections: accounts at providers, their verification, their removal, and who may use which.
+"""Connections: accounts at providers, their verification, and their removal. Who may use which: `connection_reach`.
 
 What was filled in is a *candidate* until the provider accepted it; only then does it take the place of what is in use.
 All runs inside `Database.read` or `Database.write`.
@@ -21,12 +21,10 @@ from domain import forms
 from domain.backends import Backend, Values
 from domain.errors import Conflict, NotFound
 from domain.ids import new_id
-from domain.roles import Role
 from store import host_keys, inbox, offers, sweeps
-from store.access import DEFAULT_PROJECT, Principal
 from store.db import publish
 from store.lifecycle import request_termination
-from store.tables import Connection, Instance, Job, OrphanSighting, PriceRecord, Project
+from store.tables import Connection, Instance, Job, OrphanSighting, PriceRecord
 from store.vault import Vault
 
 TOPIC = "connections"
@@ -63,20 +61,6 @@ class Scope:
     @property
     def key(self) -> str:
         return self.project_id or self.org_id or CLUSTER
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The connections that somebody may use; those that the settings configure (this machine) are everyone's."""
-
-    stored: frozenset[str] | None
-    """None: all."""
-
-    def __contains__(self, connection_id: object) -> bool:
-        return self.stored is None or not is_stored(str(connection_id)) or connection_id in self.stored
-
-
-EVERYTHING = Reach(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,47 +126,6 @@ def is_stored(connection_id: str) -> bool:
 def context(connection_id: str) -> str:
     """What the vault binds sealed values of a connection to."""
     return f"connection:{connection_id}"
-
-
-# Who may use which ---------------------------------------------------------------------------------------------------
-
-
-def reach_of_job(session: Session, org_id: str, project_id: str) -> Reach:
-    """The connections of a job's ancestors: the cluster, its organization, its project."""
-    query = select(Connection.id).where(
-        col(Connection.scope).in_([CLUSTER, org_id, project_id]), Connection.state == ConnectionState.CONNECTED
-    )
-    return Reach(frozenset(session.exec(query).all()))
-
-
-def reach_of_org(session: Session, org_id: str) -> Reach:
-    """The connections that jobs of the organization may use, in any of its projects."""
-    query = select(Connection.id).where(
-        or_(col(Connection.org_id).is_(None), col(Connection.org_id) == org_id),
-        Connection.state == ConnectionState.CONNECTED,
-    )
-    return Reach(frozenset(session.exec(query).all()))
-
-
-def reach_of_principal(session: Session, principal: Principal) -> Reach:
-    """Those of the jobs that this key creates where it names no project."""
-    if principal.project_id is not None:
-        return reach_of_job(session, principal.org_id, principal.project_id)
-    default = select(Project.id).where(Project.org_id == principal.org_id, Project.name == DEFAULT_PROJECT)
-    return reach_of_job(session, principal.org_id, session.exec(default).first() or "")
-
-
-def reach_of_lists(session: Session, principal: Principal) -> Reach:
-    """Those that an administrator is shown."""
-    return EVERYTHING if principal.role is Role.CLUSTER_ADMIN else reach_of_org(session, principal.org_id)
-
-
-def may_still_use(session: Session, connection_id: str) -> bool:
-    """Whether something new may be rented. Locked until the transaction ends: who removes it sees what was minted."""
-    if not is_stored(connection_id):
-        return True
-    found = session.get(Connection, connection_id, with_for_update={"read": True}, populate_existing=True)
-    return found is not None and found.state == ConnectionState.CONNECTED
 
 
 # Making and changing -------------------------------------------------------------------------------------------------

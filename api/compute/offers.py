@@ -12,7 +12,7 @@ from api.compute.documentation import errors
 from api.compute.schemas import OFFER_CAPABILITIES, OfferList
 from api.encoding import json_response, number
 from api.pagination import CursorParameter, Traversal, page
-from store import connections, offers
+from store import connection_reach, offers
 from store.tables import ConnectionHealth
 
 router = APIRouter(prefix="/catalog/offers", tags=["Catalog"])
@@ -51,7 +51,7 @@ async def list_compute_offers(
     def read(session: Session) -> tuple[dict[str, ConnectionHealth], list[tuple[str, dict[str, Any]]], int]:
         usable = {
             row.connection_id: row
-            for row in offers.health(session, connections.reach_of_lists(session, principal))
+            for row in offers.health(session, connection_reach.reach_of_lists(session, principal))
             if offers.is_usable(row, now, valid_for) and provider in (None, row.provider)
         }
         found = offers.page(session, usable, filters, after=after, limit=limit + 1)

@@ -11,7 +11,7 @@ from api.compute.documentation import errors
 from api.compute.schemas import ProviderHealthList
 from api.encoding import json_response, timestamp
 from api.pagination import CursorParameter, Traversal, page
-from store import connections, offers
+from store import connection_reach, offers
 from store.tables import ConnectionHealth
 
 router = APIRouter(prefix="/catalog/providers", tags=["Catalog"])
@@ -31,7 +31,7 @@ async def list_compute_providers(
     after = traversal.position(cursor)
 
     def read(session: Session) -> list[ConnectionHealth]:
-        return offers.health(session, connections.reach_of_lists(session, principal))
+        return offers.health(session, connection_reach.reach_of_lists(session, principal))
 
     found = [row for row in await services.db.read(read) if row.last_poll_at is not None]
     left = [row for row in found if after is None or row.connection_id > after]

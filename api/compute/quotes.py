@@ -20,7 +20,7 @@ from api.compute.schemas import Quote
 from api.encoding import json_response, number
 from domain import images, spec
 from domain.placement import Menu, menu
-from store import connections, offers, tenants
+from store import connection_reach, offers, tenants
 
 router = APIRouter(prefix="/catalog/quotes", tags=["Catalog"])
 
@@ -47,7 +47,7 @@ async def create_compute_quote(
 
     def read(session: Session) -> tuple[Menu, datetime | None]:
         tenants.require_enabled_in(session, principal.org_id)
-        reach = connections.reach_of_principal(session, principal)
+        reach = connection_reach.reach_of_principal(session, principal)
         market = offers.market(session, reach, asked.compute.accelerator, asked.compute.gpu_count, now, valid_for)
         found = menu(asked, market.offers, market.capabilities, reserved=market.reserved, unreadable=market.unreadable)
         return found, market.observed_at

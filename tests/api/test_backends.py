@@ -12,7 +12,7 @@ from domain.backends import backend_of
 from domain.roles import Role
 from domain.states import InstanceState, JobState
 from settings import Settings
-from store import connections
+from store import connection_reach, connections
 from store.access import NewKey
 from store.connections import ConnectionState, Scope
 from store.tables import Connection, InboxRow, Job
@@ -197,7 +197,7 @@ def test_one_with_live_instances_is_not_removed_unless_they_are_terminated(
     assert api.services.db.run_read(lambda s: s.get_one(Job, job.id).state) == JobState.TERMINATING
     # What was rented must be given back: its credentials stay until then, for nothing new.
     assert connection_id in api.services.db.run_read(connections.revisions)
-    assert not api.write(lambda s: connections.may_still_use(s, connection_id))
+    assert not api.write(lambda s: connection_reach.may_still_use(s, connection_id))
     assert api.write(connections.finish_removals) == []
 
     def gone(session: Session) -> None:
@@ -273,11 +273,11 @@ def test_jobs_reach_what_the_cluster_their_organization_and_their_project_connec
         )
         verified(api, row.id)
         made[name] = row.id
-    reach = api.services.db.run_read(lambda s: connections.reach_of_job(s, project.org_id, project.id))
+    reach = api.services.db.run_read(lambda s: connection_reach.reach_of_job(s, project.org_id, project.id))
     assert {name for name, id_ in made.items() if id_ in reach} == {"cluster", "org", "project"}
-    reach = api.services.db.run_read(lambda s: connections.reach_of_job(s, project.org_id, "another"))
+    reach = api.services.db.run_read(lambda s: connection_reach.reach_of_job(s, project.org_id, "another"))
     assert {name for name, id_ in made.items() if id_ in reach} == {"cluster", "org"}
-    reach = api.services.db.run_read(lambda s: connections.reach_of_job(s, other.id, "another"))
+    reach = api.services.db.run_read(lambda s: connection_reach.reach_of_job(s, other.id, "another"))
     assert {name for name, id_ in made.items() if id_ in reach} == {"cluster", "other"}
     assert "local" in reach
 

@@ -15,7 +15,7 @@ from domain.spec import ComputeRequest, Interconnect, JobSpec, Placement, Placem
 from domain.states import JobState
 from store import attempts, offers
 from store.attempts import OfferTaken
-from store.connections import EVERYTHING
+from store.connection_reach import EVERYTHING
 from store.db import Database
 from store.offers import Snapshot
 from store.tables import Instance, Job
