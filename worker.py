@@ -152,8 +152,8 @@ async def run_worker(settings: Settings) -> None:
 
 
 def allow_files() -> None:
-    """Many systems let a process open 1024 files unless it asks for more; each job on a fleet takes three, each host and
-    each call of a provider one."""
+    """Many systems let a process open 1024 files unless it asks for more; each job on a fleet takes three, each host
+    and each call of a provider one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _FILES)), hard))
 
