@@ -96,7 +96,8 @@ class Forward:
             if cleared.returncode != 0:
                 raise Ambiguous(f"{self._link.target.hostname} keeps an old socket: {cleared.last_line}")
             try:
-                self._listener = await connection.create_unix_server(ways(target, self._most), self.path)
+                async with asyncio.timeout(_SECONDS):
+                    self._listener = await connection.create_unix_server(ways(target, self._most), self.path)
             except (asyncssh.ChannelListenError, asyncssh.Error, OSError) as error:
                 raise Ambiguous(
                     f"{self._link.target.hostname} does not forward the agent's socket (AllowStreamLocalForwarding, "

@@ -191,7 +191,9 @@ class Link:
         for left in reversed(range(self._options.connects)):
             connection = await self.connection()
             try:
-                return await connection.create_process(_shell(self.target.user), encoding=None)
+                # It may say that it is there, by its answers to keepalives, and open no channel all the same.
+                async with asyncio.timeout(self._options.greet_seconds):
+                    return await connection.create_process(_shell(self.target.user), encoding=None)
             except asyncssh.ChannelOpenError as error:
                 if not left:
                     raise HostUnreachable(f"{self.target.hostname} takes no more commands: {error.reason}") from error

@@ -80,6 +80,26 @@ async def report_of(tmp_path: Path, *hosts: Any, **fields: Any) -> list[HostRepo
         await provider.close()
 
 
+async def test_a_host_that_opens_no_channel_is_not_waited_for(tmp_path: Path) -> None:
+    class Silent:
+        def is_closed(self) -> bool:
+            return False
+
+        async def create_process(self, *_: Any, **__: Any) -> Any:
+            await asyncio.Event().wait()
+
+        def abort(self) -> None:
+            pass
+
+    fleet = Fleet.model_validate({"private_key": KEY, "hosts": [{"hostname": "198.51.100.1"}]})
+    provider = SshProvider(ProviderContext("conn_1", "hr-test", str(tmp_path), {"greet_seconds": 0.1}), fleet)
+    provider._hosts["198.51.100.1"].link._connection = Silent()  # type: ignore[assignment]
+    async with asyncio.timeout(5):
+        with pytest.raises(Ambiguous, match="was lost"):
+            await provider.list_owned()
+    await provider.close()
+
+
 @pytest.mark.parametrize(
     "greeting",
     [b"x" * 8192, b"9" * 5000 + b" 1\n", b"1 inf\n", b"1 1e15\n", b"99999999999999999999 1\n", b"\xff\xfe 1\n", b"\n"],
