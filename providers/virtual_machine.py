@@ -1,11 +1,17 @@
-"""What adapters that rent virtual machines have in common: the text that a machine boots with, and its disk's size."""
+"""What adapters that rent virtual machines have in common: what a machine boots with, its disk's size, and how its boot
+is followed."""
 
+import asyncio
 import math
+import time
+from collections.abc import Awaitable, Callable
 
 from agent.host import Cloud, HostSpec, host_script
-from domain.errors import ProviderRejected
+from domain.errors import BootstrapFailed, ProviderNotFound, ProviderRejected
 from domain.ssh_access import with_ssh
-from providers.base import InstanceSpec
+from providers.base import Handle, InstanceSpec, InstanceView, Progress, ProviderState
+
+_PROGRESS_SECONDS = 10
 
 
 def boot_script(
@@ -45,3 +51,39 @@ def boot_script(
 def gibibytes(gigabytes: int) -> int:
     """Disks are sold in GiB; what was asked for in GB fits."""
     return math.ceil(gigabytes * 10**9 / 2**30)
+
+
+async def booted(
+    look: Callable[[], Awaitable[InstanceView | None]],
+    what: str,
+    progress: Progress,
+    *,
+    boot_seconds: float,
+    pause_seconds: float,
+) -> Handle:
+    """The handle of the machine that `look` shows, once it runs or has ended by itself; `progress` tells of it until
+    then. `what` names the machine in errors.
+
+    Raises:
+        ProviderNotFound: it is not there any more, or is being taken back.
+        BootstrapFailed: it failed, or does not run after `boot_seconds`.
+    """
+    deadline = time.monotonic() + boot_seconds
+    shown, shown_at = "", 0.0
+    while True:
+        view = await look()
+        if view is None or view.state is ProviderState.GONE:
+            raise ProviderNotFound(f"{what} disappeared while it booted")
+        state = view.state
+        if state is ProviderState.INTERRUPTED:
+            raise ProviderNotFound(f"{what} was taken back while it booted: {view.message}")
+        if state is ProviderState.FAILED:
+            raise BootstrapFailed(f"{what} failed: {view.message}")
+        if state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
+            await progress(f"{view.handle.provider_id} is {'still ' if state == shown else ''}{state}")
+            shown, shown_at = state, time.monotonic()
+        if state not in (ProviderState.PENDING, ProviderState.STARTING):
+            return view.handle
+        if time.monotonic() > deadline:
+            raise BootstrapFailed(f"{what} still {shown} after {boot_seconds:g} s")
+        await asyncio.sleep(pause_seconds)

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from domain.errors import (
     Ambiguous,
     AuthError,
     BillingBlocked,
-    BootstrapFailed,
     PermissionDenied,
     ProviderError,
     ProviderNotFound,
@@ -53,11 +53,10 @@ from providers.base import (
     OfferQuery,
     Progress,
     ProviderContext,
-    ProviderState,
     TerminateState,
 )
+from providers.virtual_machine import booted
 
-_PROGRESS_SECONDS = 10
 _DRY_RUN_TYPE = "m7i.large"
 
 
@@ -148,29 +147,13 @@ class AwsProvider:
 
     async def provision(self, handle: Handle, spec: InstanceSpec, progress: Progress) -> Handle:
         handle = _with_ports(handle, spec)  # one that was found lacks them
-        deadline = time.monotonic() + self._options.boot_seconds
-        shown, shown_at = "", 0.0
-        while True:
-            view = await self.get(handle)
-            if view is None or view.state is ProviderState.GONE:
-                raise ProviderNotFound(f"provision {spec.attempt_id}: {handle.provider_id} disappeared while it booted")
-            if view.state is ProviderState.INTERRUPTED:
-                raise ProviderNotFound(
-                    f"provision {spec.attempt_id}: {handle.provider_id} was taken back: {view.message}"
-                )
-            if view.state is ProviderState.FAILED:
-                raise BootstrapFailed(f"provision {spec.attempt_id}: {handle.provider_id} failed: {view.message}")
-            if view.state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
-                await progress(f"{handle.provider_id} is {'still ' if view.state == shown else ''}{view.state}")
-                shown, shown_at = view.state, time.monotonic()
-            if view.state not in (ProviderState.PENDING, ProviderState.STARTING):
-                return view.handle
-            if time.monotonic() > deadline:
-                raise BootstrapFailed(
-                    f"provision {spec.attempt_id}: {handle.provider_id} still {shown} after"
-                    f" {self._options.boot_seconds:g} s"
-                )
-            await asyncio.sleep(self._options.look_pause_seconds)
+        return await booted(
+            partial(self.get, handle),
+            f"provision {spec.attempt_id}: {handle.provider_id}",
+            progress,
+            boot_seconds=self._options.boot_seconds,
+            pause_seconds=self._options.look_pause_seconds,
+        )
 
     async def find(self, attempt_id: AttemptId) -> list[Handle]:
         what = f"find {attempt_id}"

@@ -19,7 +19,6 @@ from domain.errors import (
     Ambiguous,
     AuthError,
     BillingBlocked,
-    BootstrapFailed,
     PermissionDenied,
     ProviderError,
     ProviderNotFound,
@@ -63,8 +62,8 @@ from providers.gcp.views import (
     ports_data,
     time_of,
 )
+from providers.virtual_machine import booted
 
-_PROGRESS_SECONDS = 10
 _INSTANCE, _OPERATION = "compute#instance", "compute#operation"
 
 
@@ -149,28 +148,22 @@ class GcpProvider:
         # A handle that was found lacks the names of the ports.
         handle = handle.model_copy(update={"data": handle.data | ports_data(published_ports(spec))})
         await self._rules.open(spec, what)
-        deadline = time.monotonic() + self._options.boot_seconds
-        shown, shown_at = "", 0.0
-        while True:
+
+        async def look() -> InstanceView | None:
             inserting = await self._is_inserting(handle, what)
             view = await self.get(handle)
-            if view is None and not inserting:
-                raise ProviderNotFound(f"{what}: {handle.provider_id} disappeared while it booted")
-            state = ProviderState.PENDING if view is None else view.state
-            if view is not None and state is ProviderState.INTERRUPTED:
-                raise ProviderNotFound(f"{what}: {handle.provider_id} was taken back while it booted: {view.message}")
-            if view is not None and state is ProviderState.FAILED:
-                raise BootstrapFailed(f"{what}: {handle.provider_id} failed: {view.message}")
-            if state != shown or time.monotonic() - shown_at > _PROGRESS_SECONDS:
-                await progress(f"{handle.provider_id} is {'still ' if state == shown else ''}{state}")
-                shown, shown_at = state, time.monotonic()
-            if view is not None and state not in (ProviderState.PENDING, ProviderState.STARTING):
-                return view.handle
-            if time.monotonic() > deadline:
-                raise BootstrapFailed(
-                    f"{what}: {handle.provider_id} still {shown} after {self._options.boot_seconds:g} s"
-                )
-            await asyncio.sleep(self._options.look_pause_seconds)
+            if view is None and inserting:
+                # No read shows it before its create has ended.
+                return InstanceView(attempt_id=spec.attempt_id, handle=handle, state=ProviderState.PENDING)
+            return view
+
+        return await booted(
+            look,
+            f"{what}: {handle.provider_id}",
+            progress,
+            boot_seconds=self._options.boot_seconds,
+            pause_seconds=self._options.look_pause_seconds,
+        )
 
     async def find(self, attempt_id: AttemptId) -> list[Handle]:
         for look in range(self._options.looks):
