@@ -187,6 +187,14 @@ class Settings(BaseSettings):
             ip_network(part)
         return text
 
+    @field_validator("workload_networks")
+    @classmethod
+    def _are_of_ipv4(cls, text: str) -> str:
+        # One that packet rules of IPv4 do not take would leave all of them out.
+        if ":" in text:
+            raise ValueError("networks of IPv4 are wanted: jobs reach nothing by IPv6")
+        return text
+
     @property
     def sqlalchemy_url(self) -> str:
         if self.database_url is not None:
