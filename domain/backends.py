@@ -59,6 +59,8 @@ _AWS_REGION = r"[a-z]{2}(-[a-z]+)+-[0-9]+"
 _AWS_SUBNET = _AWS_REGION + r"[a-z0-9-]*=subnet-[0-9a-f]{8,32}"
 _GCP_REGION = r"[a-z]+(-[a-z]+)+[0-9]+"
 _KEY_CHARACTERS = 16_384
+_PRINTABLE = r"[ -~]+"
+"""What a header may carry."""
 
 # A minute at least, and disks once stopped: the terms of virtual machines by the second.
 _VIRTUAL_MACHINE = BillingModel(
@@ -75,7 +77,7 @@ OURS = (
         "Broadest GPU instance selection",
         (
             FormField("access_key_id", "Access Key ID", pattern=r"\w{16,128}"),
-            FormField("secret_access_key", "Secret Access Key", _SECRET),
+            FormField("secret_access_key", "Secret Access Key", _SECRET, pattern=_PRINTABLE),
             FormField(
                 "regions", "Regions", _LIST, required=False, pattern=_AWS_REGION,
                 help="Where machines are rented; by default us-east-1, us-east-2 and us-west-2.",
@@ -146,7 +148,10 @@ OURS = (
         "RunPod",
         "Per-second billing GPU pods",
         (
-            FormField("api_key", "API Key", _SECRET, help="It needs read and write access to pods and to GraphQL."),
+            FormField(
+                "api_key", "API Key", _SECRET, pattern=_PRINTABLE,
+                help="It needs read and write access to pods and to GraphQL.",
+            ),
             FormField(
                 "include_community", "Include Community Cloud", FieldKind.BOOLEAN, required=False,
                 help="Adds cheaper, less reliable Community Cloud offers alongside Secure Cloud.",

@@ -5,7 +5,7 @@ from importlib import import_module
 from pydantic import ValidationError
 
 from domain.backends import OURS, Values, catalog
-from domain.errors import ProviderRejected
+from domain.errors import ProviderError, ProviderRejected
 from providers.base import Provider, ProviderContext
 
 
@@ -31,6 +31,11 @@ def build(backend_key: str, context: ProviderContext, values: Values) -> Provide
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProviderRejected(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    except ProviderError:
+        raise
+    except Exception as error:
+        # What one connection was filled in with must not keep others from being built. Its text may hold secrets.
+        raise ProviderRejected(f"its adapter cannot read what was filled in ({type(error).__name__})") from None
     return provider
 
 

@@ -67,7 +67,7 @@ class GcpCredentials(Frozen):
 def _read(text: str) -> dict[str, Any]:
     try:
         read = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
 

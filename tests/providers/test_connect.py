@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from domain import backends
-from domain.errors import ProviderRejected
+from domain.errors import InvalidRequest, ProviderRejected
 from providers.base import ProviderContext
 from providers.connect import build
 from tests.providers.connectable import SIMULATED
@@ -33,4 +33,23 @@ def test_a_value_that_is_none_of_a_providers_is_not_repeated() -> None:
     with pytest.raises(ProviderRejected) as caught:
         build("runpod", CONTEXT, {"api_key": "k", "min_cuda_version": "canary-value"})
     assert "min_cuda_version" in caught.value.message
+    assert "canary" not in caught.value.message
+
+
+def test_what_an_adapter_chokes_on_is_a_refusal_of_that_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choke(*_: object) -> None:
+        raise UnicodeEncodeError("ascii", "canary-value", 0, 1, "no")
+
+    monkeypatch.setattr("providers.connect.runpod", choke)
+    with pytest.raises(ProviderRejected, match="UnicodeEncodeError") as caught:
+        build("runpod", CONTEXT, {"api_key": "k"})
+    assert "canary" not in caught.value.message
+    with pytest.raises(ProviderRejected, match="JSON file of a service account"):
+        build("gcp", CONTEXT, {"service_account_key": "[" * 16_000})
+
+
+@pytest.mark.parametrize("key", ["canary\r\nX: y", "canary-\u00e9"])
+def test_a_key_that_no_header_carries_is_refused_at_once(key: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"fields\.api_key: is no API Key") as caught:
+        backends.check_fields(backends.backend_of("runpod"), {"api_key": key})
     assert "canary" not in caught.value.message
