@@ -1,7 +1,9 @@
 """What a provider must do when its far side fails. For backends whose far side is a server that tests can spoil."""
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
 from typing import Protocol
 
 import pytest
@@ -21,7 +23,14 @@ from domain.errors import (
 )
 from domain.offers import Offer
 from providers.base import Handle, InstanceSpec, OfferQuery, Provider, ProviderState, TerminateState
-from tests.providers.conformance import MakeSpec, assert_holds_no_secret, no_progress, until_gone
+from tests.providers.conformance import (
+    OWNER,
+    MakeProvider,
+    MakeSpec,
+    assert_holds_no_secret,
+    no_progress,
+    until_gone,
+)
 
 LOSSES = ("reset", "cut", "truncated", "html_502", "internal", "unavailable", "timeout")
 """Ways to lose an answer: the connection's end before or in it, half of the JSON, a proxy's page, 500, 503, silence."""
@@ -90,6 +99,15 @@ class Faults(Protocol):
         """How many of the attempt live, by the far side's own truth."""
         ...
 
+    async def price_next(self, usd_per_hour: Decimal) -> None:
+        """The next instance costs more than its offer said. Nothing where a create is not told what it costs."""
+        ...
+
+    async def alive(self) -> list[str]:
+        """All that exists or is charged for, by the far side's own truth, sub-resources too; but for what no read has
+        shown yet, and so nobody could delete."""
+        ...
+
 
 def _calls(
     provider: Provider, spec: InstanceSpec, offer: Offer, handle: Handle
@@ -113,6 +131,12 @@ class ProviderFaultConformance:
     @pytest.fixture
     def faults(self) -> Faults:
         raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    async def nothing_is_left(self, faults: Faults) -> AsyncIterator[None]:
+        """Whatever went wrong, all that was made goes with the instances that the provider lists."""
+        yield
+        assert await faults.alive() == []
 
     # A lost answer to create -------------------------------------------------------------------------------------
 
@@ -169,6 +193,16 @@ class ProviderFaultConformance:
             await provider.create(make_spec(), offer)
         assert caught.value.retry_after_seconds == 7
 
+    async def test_the_price_of_a_create_is_what_the_backend_says_and_not_what_the_offer_said(
+        self, provider: Provider, faults: Faults, make_spec: MakeSpec, offer: Offer
+    ) -> None:
+        await faults.price_next(offer.price_usd_hr + Decimal("1.0203"))
+        spec = make_spec()
+        handle = await provider.create(spec, offer)
+        assert handle.price_usd_hr in {None, offer.price_usd_hr + Decimal("1.0203")}
+        (found,) = await provider.find(spec.attempt_id)
+        assert found.price_usd_hr == handle.price_usd_hr
+
     # Every call --------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("way", LOSSES)
@@ -181,6 +215,39 @@ class ProviderFaultConformance:
         await faults.lose(operation, way)
         with pytest.raises(Ambiguous):
             await _calls(provider, spec, offer, handle)[operation]()
+
+    @pytest.mark.parametrize("operation", [o for o in OPERATIONS if o not in ("verify", "create")])
+    async def test_an_error_object_in_the_success_of_any_call_is_an_error(
+        self, provider: Provider, faults: Faults, make_spec: MakeSpec, offer: Offer, operation: str
+    ) -> None:
+        spec = make_spec()
+        handle = await provider.create(spec, offer)
+        await faults.refuse_with_status_200(operation, AuthError)
+        with pytest.raises(AuthError):
+            await _calls(provider, spec, offer, handle)[operation]()
+        assert await faults.instances(spec) == 1
+
+    async def test_an_instance_outlives_the_credentials_that_it_was_made_with(
+        self, provider: Provider, make_provider: MakeProvider, faults: Faults, make_spec: MakeSpec, offer: Offer
+    ) -> None:
+        """Each call is refused, none is taken for an absence; with new ones the instance is found, and deleted."""
+        spec = make_spec()
+        handle = await provider.provision(await provider.create(spec, offer), spec, no_progress)
+        for operation in ("get", "find", "list", "delete", "create"):
+            await faults.refuse(operation, AuthError)
+            # A create of an attempt that is there may find it first, and ask for nothing.
+            asked = make_spec() if operation == "create" else spec
+            with pytest.raises(AuthError):
+                await _calls(provider, asked, offer, handle)[operation]()
+        assert await faults.instances(spec) == 1
+
+        renewed = make_provider(OWNER)
+        assert [view.attempt_id for view in await renewed.list_owned()] == [spec.attempt_id]
+        (found,) = await renewed.find(spec.attempt_id)
+        assert found.provider_id == handle.provider_id
+        await until_gone(renewed, handle)
+        assert await faults.instances(spec) == 0
+        await renewed.close()
 
     @pytest.mark.parametrize("operation", [o for o in OPERATIONS if o != "verify"])
     @pytest.mark.parametrize("kind", [RateLimited, AuthError, PermissionDenied, BillingBlocked])
@@ -289,16 +356,31 @@ class ProviderFaultConformance:
         with pytest.raises(ProviderNotFound):
             await provider.provision(handle, spec, no_progress)
 
-    async def test_an_interrupted_instance_is_told_from_one_that_failed(
-        self, provider: Provider, faults: Faults, make_spec: MakeSpec, offer: Offer
+    @pytest.mark.parametrize("phase", ["pending", "starting", "running"])
+    async def test_an_instance_that_is_taken_back_in_any_phase_says_so_and_can_be_given_back(
+        self, provider: Provider, faults: Faults, make_spec: MakeSpec, offer: Offer, phase: str
     ) -> None:
         spec = make_spec()
-        handle = await provider.provision(await provider.create(spec, offer), spec, no_progress)
-        await faults.interrupt(spec)
+        handle = await provider.create(spec, offer)
+        if phase == "running":
+            await provider.provision(handle, spec, no_progress)
+            await faults.interrupt(spec)
+        else:
+            if phase == "pending":
+                await faults.interrupt(spec)
+            booting = asyncio.create_task(provider.provision(handle, spec, no_progress))
+            if phase == "starting":
+                await asyncio.sleep(0)
+                await faults.interrupt(spec)
+            # Some learn of it by the view alone, or were up by then: the boot ends by itself either way.
+            (outcome,) = await asyncio.gather(booting, return_exceptions=True)
+            assert isinstance(outcome, ProviderError | Handle), outcome
         view = await provider.get(handle)
         assert view is not None
         assert view.state is ProviderState.INTERRUPTED
         assert view.message
+        await until_gone(provider, handle)
+        assert await faults.instances(spec) == 0
 
     async def test_a_boot_that_fails_says_why(
         self, provider: Provider, faults: Faults, make_spec: MakeSpec, offer: Offer
@@ -330,6 +412,21 @@ class ProviderFaultConformance:
         await faults.deny_existence()
         assert await provider.terminate(handle) is TerminateState.REQUESTED
         assert await faults.instances(spec) == 1
+        await until_gone(provider, handle)
+        assert await faults.instances(spec) == 0
+
+    @pytest.mark.parametrize("kind", [RateLimited, AuthError, PermissionDenied, ProviderRejected])
+    async def test_a_delete_that_is_refused_leaves_the_instance_and_is_repeated_in_peace(
+        self, provider: Provider, faults: Faults, make_spec: MakeSpec, offer: Offer, kind: type[ProviderError]
+    ) -> None:
+        spec = make_spec()
+        handle = await provider.create(spec, offer)
+        await faults.refuse("delete", kind)
+        with pytest.raises(ProviderError) as caught:
+            await provider.terminate(handle)
+        assert type(caught.value) is kind
+        assert await faults.instances(spec) == 1
+        assert [view.attempt_id for view in await provider.list_owned()] == [spec.attempt_id]
         await until_gone(provider, handle)
         assert await faults.instances(spec) == 0
 

@@ -1,6 +1,7 @@
 """The adapter to EC2 keeps every promise of the provider contract: boto3 itself against moto, in good times and bad."""
 
 from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 
@@ -97,6 +98,16 @@ class AwsFaults:
 
     async def instances(self, spec: InstanceSpec) -> int:
         return len(self._aws.instances(spec.attempt_id))
+
+    async def price_next(self, usd_per_hour: Decimal) -> None:
+        """A create is not told what it costs: a spot price that has moved comes with the next list."""
+
+    async def alive(self) -> list[str]:
+        """Volumes carry tags from their instances' launch; moto's own do not."""
+        made = [*self._aws.instances(), *self._aws.backend("us-east-1").volumes.values(), *self._aws.groups()]
+        tagged = {one.id: tags["headrace-attempt"] for one in made if (tags := self._aws.tags(one))}
+        unseen = {tagged[instance_id] for instance_id in self._aws.unseen}
+        return [name for name, attempt in tagged.items() if attempt not in unseen]
 
     def _hiding(self, calls: int) -> Callable[[Call, Answer], Answer]:
         def hide(call: Call, answer: Answer) -> Answer:

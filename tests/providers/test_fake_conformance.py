@@ -1,6 +1,7 @@
 """The fake cloud's adapter keeps every promise of the provider contract, in good times and in bad."""
 
 from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 
@@ -83,6 +84,12 @@ class FakeCloudFaults:
 
     async def instances(self, spec: InstanceSpec) -> int:
         return sum(not instance["gone"] for instance in await self._control.instances(spec.attempt_id))
+
+    async def price_next(self, usd_per_hour: Decimal) -> None:
+        await self._control.fault("create", price_usd_hr=usd_per_hour)
+
+    async def alive(self) -> list[str]:
+        return [f"{resource['type']} {resource['id']}" for resource in await self._control.alive()]
 
 
 class TestFakeProvider(ProviderConformance, ProviderFaultConformance):
