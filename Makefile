@@ -30,7 +30,7 @@ up: $(STAMP)  ## Start the embedded stack and leave it running until Ctrl-C
 test: $(STAMP)  ## Run every test; installs Debian packages that are missing when run as root
 	./tests/prepare
 	# What fails beside others runs once more alone: a busy machine is no defect, and what fails twice is one.
-	$(BIN)/pytest -n 3 --dist worksteal || $(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none
+	$(BIN)/pytest -n 5 --dist worksteal || $(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none
 
 lint: $(STAMP)  ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check .
