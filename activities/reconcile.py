@@ -43,6 +43,7 @@ class ReconcileActivities:
             changed = await self._context.db.write(lambda session: self._take_prices(session, connection_id, views))
             orphans = await self._context.db.write(lambda session: self._due_orphans(session, connection_id, views))
             context, deleted, unsure = self._context, 0, ""
+            # Not what was found once: each look is anew, and renews the value by which copies are told apart.
             if not await fence.holds(context.db, context.blobs, context.owner_id, context.clock()):
                 unsure = f", {len(orphans)} orphans only reported: this database may be a copy or a backup"
                 for view in orphans:

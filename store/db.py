@@ -9,7 +9,7 @@ import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, Executable, bindparam, create_engine, event, literal_column, text
@@ -80,12 +80,14 @@ class Database:
         """Runs `query` on a consistent snapshot; nothing that it changes is kept."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self.run_read, query)
 
-    async def write(self, change: Callable[[Session], T]) -> T:
+    async def write(self, change: Callable[[Session], T], *, durable: bool = False) -> T:
         """Runs `change` in one transaction. It must be repeatable: it may run more than once before it is kept.
 
-        The change is carried through even when the caller is cancelled meanwhile.
+        The change is carried through even when the caller is cancelled meanwhile. A `durable` one, and all before it,
+        outlives a power loss; of others, SQLite may lose the last.
         """
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writers, self.run_write, change))
+        write = partial(self.run_write, change, durable=durable)
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writers, write))
 
     def run_read(self, query: Callable[[Session], T]) -> T:
         """`read`, in the calling thread."""
@@ -96,19 +98,20 @@ class Database:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             return query(session)
 
-    def run_write(self, change: Callable[[Session], T]) -> T:
+    def run_write(self, change: Callable[[Session], T], *, durable: bool = False) -> T:
         """`write`, in the calling thread."""
         for remaining in reversed(range(_TRIES)):
             try:
-                return self._write_once(change)
+                return self._write_once(change, durable)
             except DBAPIError as error:
                 if not remaining or not _lost_a_race(error):
                     raise
         raise AssertionError("unreachable")
 
-    def _write_once(self, change: Callable[[Session], T]) -> T:
+    def _write_once(self, change: Callable[[Session], T], durable: bool) -> T:
         with _marked(), Session(self.engine, expire_on_commit=False) as session:
             if self.sqlite:
+                session.connection().exec_driver_sql(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
                 session.connection().exec_driver_sql("BEGIN IMMEDIATE")
             result = change(session)
             session.commit()

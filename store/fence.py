@@ -61,7 +61,8 @@ async def holds(db: Database, blobs: BlobStore, owner_id: str, now: datetime) ->
         current = fence.current
         if current is None or fence.confirmed or fence.fenced or _is_old(fence, now):
             value = new_token()
-            if not await db.write(lambda session: _change(session, fence, value, now)):
+            # A power loss must not leave the file store ahead of the database: it would look like a restored one.
+            if not await db.write(lambda session: _change(session, fence, value, now), durable=True):
                 # Another worker was first: what it wrote is looked at the next time.
                 return True
             current = value

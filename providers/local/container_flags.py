@@ -47,7 +47,9 @@ class Setup:
 
 def run_arguments(setup: Setup, launch: Launch, image: str) -> list[str]:
     """The arguments of `run` for a workload. Values of the environment are inherited by name, never in the argv."""
-    network = setup.ports_network if launch.ports else setup.network
+    network = launch.network
+    if network is None:
+        network = setup.ports_network if launch.ports else setup.network
     arguments = ["run", "--detach", "--pull=never", f"--name={launch.name}", "--restart=no"]
     labels = dict(launch.labels)
     if launch.ports:

@@ -33,6 +33,8 @@ class Launch:
     labels: Mapping[str, str]
     ports: tuple[Port, ...] = ()
     publish_address: str = "127.0.0.1"
+    network: str | None = None
+    """The network that it joins, where that is found out for each start; None: the engine's own choice."""
     registry: RegistryCredential | None = None
     cpus: float | None = None
     memory_bytes: int | None = None

@@ -20,6 +20,9 @@ from providers.runpod.answers import (
 from providers.runpod.credentials import RunPodCredentials, RunPodEndpoints
 
 _MOST_PAGES = 100
+_MOST_BYTES = 16 << 20
+_FRAMING = {"content-encoding", "content-length", "transfer-encoding"}
+"""Of a body on its way: it has arrived, and is decoded."""
 
 
 class RunPodClient:
@@ -96,10 +99,22 @@ class RunPodClient:
         content = None if body is None else json.dumps(body).encode()
         headers = {} if content is None else {"Content-Type": "application/json"}
         try:
-            return await self.http.request(method, url, params=params, content=content, headers=headers)
+            async with self.http.stream(method, url, params=params, content=content, headers=headers) as response:
+                return await _whole(response, what)
         except httpx.HTTPError as error:
             # Time-outs, resets, refused connections, broken framing: nobody knows what the other side did.
             raise Ambiguous(f"{what}: {type(error).__name__}: no answer") from error
+
+
+async def _whole(response: httpx.Response, what: str) -> httpx.Response:
+    """The answer with its body, which is not kept beyond what any answer of the vendor's has."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise Ambiguous(f"{what}: an answer of more than {_MOST_BYTES >> 20} MiB")
+    headers = [(name, value) for name, value in response.headers.multi_items() if name not in _FRAMING]
+    return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
 
 
 def _after(cursor: str | None) -> dict[str, str]:

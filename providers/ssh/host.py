@@ -79,7 +79,7 @@ class Host:
         if name not in _ENGINES:
             raise Ambiguous(f"{self.hostname} has no engine {name[:40]!r}")
         if name not in self._engines:
-            setup = Setup(name=name, argv=(name,), takes_gpus=True)
+            setup = Setup(name=name, argv=(name,), enforces_disk=True, takes_gpus=True)
             self._engines[name] = ContainerEngine(setup, self._place, clock=self._now)
         return self._engines[name]
 
@@ -101,11 +101,13 @@ class Host:
             raise Ambiguous(f"{self.hostname} takes no agent: {prepared.last_line}")
         if spec.agent.socket is not None:
             await self._forward(spec.agent.socket).ensure(spec.agent.socket)
-        network, bridge = wall.joined(prepared.stdout)
-        engine = self.engine(name)
-        engine.setup = replace(engine.setup, network=network, ports_network=network, enforces_disk=facts.disk_enforced)
-        await engine.start(launch, progress)
-        await self.leases.mark_begun(lease.record.name, wall.part(bridge) if bridge else "")
+        around = wall.read(prepared.stdout)
+        if facts.network and not around.network:
+            # Offered as kept from its neighbours, it joins no open network: until the rules are there again, or a later
+            # look at the host finds that it has none and its offers say so.
+            raise Ambiguous(f"{self.hostname} lays no packet rules around jobs: {around.problem[:500]}")
+        await self.engine(name).start(replace(launch, network=around.network), progress)
+        await self.leases.mark_begun(lease.record.name, wall.part(around.bridge) if around.bridge else "")
         return bool(launch.ports)
 
     def has_ours(self, facts: Facts) -> bool:
@@ -186,7 +188,7 @@ class Host:
             script_name=name_of_script(spec.agent.script),
             publish_address=self._options.publish_address,
         )
-        return replace(launch, gpu_ids=lease.gpu_ids)
+        return replace(launch, gpu_ids=lease.gpu_ids, disk_gb=launch.disk_gb if facts.disk_enforced else None)
 
     def _forward(self, agent_socket: str) -> Forward:
         path = f"{self._agent_directory()}/{PurePosixPath(agent_socket).name}"

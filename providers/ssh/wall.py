@@ -9,6 +9,7 @@ each one's port of it is set apart from the others'.
 
 from collections.abc import Sequence
 from shlex import quote
+from typing import NamedTuple
 
 from domain.networks import PRIVATE
 
@@ -82,10 +83,22 @@ jump() {{
 """
 
 
-def joined(output: str) -> tuple[str, str]:
-    """The network that workloads join and its bridge, as `ensure_wall` printed them last; empty: the engine's own."""
+class Wall(NamedTuple):
+    """What `ensure_wall` answered."""
+
+    network: str = ""
+    """Which workloads join; empty: the engine's own."""
+    bridge: str = ""
+    problem: str = ""
+    """Why there are no rules."""
+
+
+def read(output: str) -> Wall:
+    """By the last line of what was printed."""
     words = output.rstrip().rpartition("\n")[2].split(" ")
-    return (words[1], words[2]) if words[0] == "network" and len(words) == 3 else ("", "")
+    if words[0] == "network" and len(words) == 3:
+        return Wall(words[1], words[2])
+    return Wall(problem=" ".join(words[words[0] == "open" :]))
 
 
 def part(bridge: str) -> str:

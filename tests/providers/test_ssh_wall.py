@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from domain.errors import Ambiguous
 from providers.base import OfferQuery, ProviderState
 from providers.ssh.provider import SshProvider
+from tests.providers.conformance import no_progress
 from tests.providers.ssh_fleet import FleetHostProcess, RunningFleet
-from tests.providers.ssh_fleet.jobs import cleaned, make_spec, started
+from tests.providers.ssh_fleet.jobs import cleaned, make_spec, started, state_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.containers]
 
@@ -57,14 +59,20 @@ def neighbours(fleet: RunningFleet) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def no_rules(fleet: RunningFleet) -> Iterator[None]:
-    """A host whose kernel or installation has no packet filter."""
-    program = fleet.hosts["one"].root / "bin" / "iptables-restore"
+@contextmanager
+def no_packet_filter(host: FleetHostProcess) -> Iterator[None]:
+    """As on a host whose kernel or installation has none."""
+    program = host.root / "bin" / "iptables-restore"
     program.write_text("#!/bin/bash\necho 'iptables: no such table' >&2\nexit 3\n")
     program.chmod(0o755)
     yield
     program.unlink()
+
+
+@pytest.fixture
+def no_rules(fleet: RunningFleet) -> Iterator[None]:
+    with no_packet_filter(fleet.hosts["one"]):
+        yield
 
 
 async def forget_rules(provider: SshProvider, host: FleetHostProcess) -> None:
@@ -141,6 +149,23 @@ class TestAWorkload:
             tries = [one.address, gate.address, METADATA]
             assert await tried(provider, owner, one, tries) == dict.fromkeys(tries, "reached")
             await forget_rules(provider, one)
+
+
+async def test_a_job_that_was_offered_rules_does_not_start_without_them(
+    fleet: RunningFleet, tmp_path: Path, owner: str
+) -> None:
+    one, spec = fleet.hosts["one"], make_spec(owner)
+    async with cleaned(fleet.provider(fleet.fleet("one"), tmp_path, owner)) as provider:
+        assert [offer.network_isolated for offer in await provider.offers(OfferQuery())] == [True]
+        with no_packet_filter(one):
+            await forget_rules(provider, one)
+            with pytest.raises(Ambiguous, match=r"lays no packet rules around jobs: iptables: no such table$"):
+                await started(provider, spec, one.address)
+            assert one.podman("ps", "--all", "--quiet") == ""
+        await forget_rules(provider, one)
+        (handle,) = await provider.find(spec.attempt_id)
+        await provider.provision(handle, spec, no_progress)
+        assert await state_of(provider, handle) is ProviderState.RUNNING
 
 
 async def test_rules_are_around_dockers_network_as_well(docker_fleet: RunningFleet, tmp_path: Path, owner: str) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, event
 from sqlmodel import Session
 
 from store import fence
@@ -90,6 +91,22 @@ async def test_of_a_copy_that_shares_the_file_store_one_is_fenced(plane: Plane) 
     assert await plane.holds()
     plane.restore(original)
     assert not await plane.holds()
+
+
+async def test_a_power_loss_does_not_make_the_database_look_restored(plane: Plane) -> None:
+    """The file store must not be ahead of what is on the disk."""
+    if not plane.database.sqlite:
+        pytest.skip("PostgreSQL's commits are on the disk")
+    seen: list[int] = []
+
+    @event.listens_for(plane.database.engine, "after_cursor_execute")
+    def look(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE installation SET fence="):
+            seen.append(int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one()))
+
+    assert await plane.holds()
+    full = 2
+    assert seen == [full]
 
 
 async def test_a_worker_that_died_between_the_two_writes_does_no_harm(plane: Plane) -> None:

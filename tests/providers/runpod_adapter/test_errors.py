@@ -15,7 +15,10 @@ from domain.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from providers.fake.control import CloudControl
+from providers.fake.faults import Answer, Operation
 from providers.runpod.answers import PodPage, kind_of_sentence, read_graphql, read_rest
+from providers.runpod.provider import RunPodProvider
 
 
 class TestErrors:
@@ -94,3 +97,11 @@ class TestErrors:
     def test_a_list_of_another_shape_is_no_list(self, body: bytes) -> None:
         with pytest.raises(Ambiguous):
             read_rest(httpx.Response(200, content=body), PodPage, "list", ())
+
+
+async def test_of_an_answer_without_end_no_more_is_kept_than_of_any_true_one(
+    provider: RunPodProvider, control: CloudControl
+) -> None:
+    await control.fault(Operation.LIST, Answer.INVALID, message_bytes=17 << 20)
+    with pytest.raises(Ambiguous, match=r"an answer of more than 16 MiB$"):
+        await provider.list_owned()
