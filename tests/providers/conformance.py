@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from domain.errors import ImagePullFailed
 from domain.ids import new_attempt_id
+from domain.images import MAX_NAME, MAX_TAG
 from domain.offers import Capabilities, Offer
 from domain.spec import ComputeRequest, Port, RegistryCredential
 from providers.base import (
@@ -203,6 +204,31 @@ class ProviderConformance:
         view = await provider.get(stored)
         assert view is not None
         assert view.state in ALIVE
+
+    async def test_the_most_that_a_job_may_say_breaks_no_limit_of_the_backends(
+        self, provider: Provider, make_spec: MakeSpec, offer: Offer
+    ) -> None:
+        """And no encoding: what the API lets in is refused by no provider after the job was accepted."""
+        can = provider.capabilities
+        protocols = [name for name, yes in (("http", can.http_ports), ("tcp", can.tcp_ports)) if yes]
+        ports = [
+            Port(
+                name=f"{'p' * 60}{number:03}",
+                container_port=65_535 - number,
+                protocol=protocols[number % len(protocols)],
+            )
+            for number in range(16 if protocols else 0)
+        ]
+        path = f"registry.example:5005/{'o' * (MAX_NAME - 30)}"
+        odd = "\"'`$(x)\\ ;&|<>%~ü漢🙂= -"
+        spec = make_spec(
+            image=f"{path}/app:{'t' * MAX_TAG}@sha512:{'a' * 128}",
+            ports=tuple(ports),
+            registry=RegistryCredential(username=odd.ljust(255, "u"), password=SecretStr(odd.ljust(16_384, "p"))),
+            ssh_public_key=f"ssh-rsa {'A' * 16_000} ü",
+        )
+        handle = await provider.create(spec, offer)
+        assert [found.provider_id for found in await provider.find(spec.attempt_id)] == [handle.provider_id]
 
     async def test_a_price_in_the_create_answer_is_a_decimal(
         self, provider: Provider, make_spec: MakeSpec, offer: Offer
