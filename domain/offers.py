@@ -48,8 +48,8 @@ class Offer(Frozen):
     observed_at: datetime
     disk_enforced: bool = True
     """Whether `ephemeral_disk_gb` is a limit that the backend enforces."""
-    network_isolated: bool = True
-    """Whether a job is kept from its machine's own services, private networks and cloud metadata."""
+    network_isolated: bool = False
+    """Whether a job is known to be kept from its machine's own services, private networks and cloud metadata."""
 
     @property
     def terms(self) -> BillingModel:

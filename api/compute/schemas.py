@@ -420,8 +420,8 @@ class Offer(BaseModel):
     )
     network_isolated: bool | None = Field(
         default=None,
-        description="`false` where a job is not kept from its machine's own services, private networks and cloud "
-        "metadata; else absent.",
+        description="`false` where a job is not known to be kept from its machine's own services, private networks and "
+        "cloud metadata; else absent.",
     )
 
 

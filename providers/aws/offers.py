@@ -123,6 +123,7 @@ def _offer(
         available=refusal is None,
         over_quota=refusal,
         observed_at=now,
+        network_isolated=True,
     )
 
 

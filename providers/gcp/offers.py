@@ -204,6 +204,7 @@ def offers_of(
                     available=quotas.allow(machine, spot),
                     over_quota=quotas.never_allow(machine, spot),
                     observed_at=now,
+                    network_isolated=True,
                 )
             )
     return found

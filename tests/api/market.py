@@ -33,6 +33,7 @@ class Market:
             "price_usd_hr": Decimal("0.72"),
             "region": "eu-1",
             "observed_at": self._api.services.clock(),
+            "network_isolated": True,
         }
         return Offer(**(defaults | fields))
 

@@ -33,6 +33,7 @@ async def test_a_machine_is_offered_in_each_of_its_zones_on_demand_and_spot(
     assert one.interconnect is Interconnect.NVLINK
     assert one.region == "us-east-1"
     assert one.pricing_model.unit_seconds == 1
+    assert all(offer.network_isolated for offer in offers)
 
 
 async def test_everything_that_the_catalog_knows_is_offered_and_parts_of_gpus_are_not(

@@ -32,6 +32,7 @@ async def test_a_machine_is_offered_in_each_of_its_zones_on_demand_and_spot_for_
     assert (one.gpu_count, one.gpu_memory_gb, one.vcpus, one.memory_gb) == (1, 24, 4, 16)
     assert one.interconnect is Interconnect.PCIE
     assert (one.terms.pricing_model.unit_seconds, one.terms.minimum_seconds, one.stopped_usd_hr) == (1, 60, 0)
+    assert all(offer.network_isolated for offer in offers)
 
 
 async def test_local_disks_that_come_with_a_machine_are_in_its_price(provider: GcpProvider) -> None:

@@ -34,6 +34,9 @@ class TestOffers:
         assert prices[8, Interconnect.NVLINK, True] == Decimal("14.00")
         assert prices[3, Interconnect.PCIE, False] == Decimal("7.17")
 
+    async def test_no_offer_promises_what_nothing_here_can_close(self, provider: RunPodProvider) -> None:
+        assert not any(offer.network_isolated for offer in await provider.offers(OfferQuery()))
+
     async def test_each_data_center_with_stock_is_an_offer_of_its_own(self, provider: RunPodProvider) -> None:
         offers = await provider.offers(OfferQuery(RTX_4090, 1))
         assert {o.region for o in offers if not o.spot} == {"EU-RO-1", "US-KS-2"}
