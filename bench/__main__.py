@@ -9,17 +9,19 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 
-from bench import api, crowd, flood, ledger, local, logs, offers
+from bench import api, crowd, flood, ledger, local, logs, offers, start
 from bench.engines import Engine, engines
 from bench.report import HEADER, Row, conditions
 
-NAMES = ("echo", "burst", "terminate", "create", "list", "offers", "usage", "flood", "pages", "crowd", "logs")
+NAMES = ("start", "echo", "burst", "terminate", "create", "list", "offers", "usage", "flood", "pages", "crowd", "logs")
 ENGINES = ("sandbox", "podman", "podman-none")
 
 
 async def measure(name: str, found: Sequence[Engine], runs: int) -> AsyncIterator[list[Row]]:
     """The rows of one measurement, as they come."""
-    if name == "echo":
+    if name == "start":
+        yield [await asyncio.to_thread(start.start, runs=5)]
+    elif name == "echo":
         for engine in found:
             yield await local.echo(engine, runs)
     elif name == "burst":
