@@ -57,7 +57,7 @@ def _offer_row(offer: dict[str, Any]) -> tuple[str, ...]:
         ("spot", offer.get("spot")),
         ("taken", not offer["available"]),
         ("disk not enforced", offer.get("disk_enforced") is False),
-        ("network open", offer.get("network_isolated") is False),
+        ("network not closed", offer.get("network_isolated") is False),
     )
     notes = [note for note, holds in remarks if holds]
     return (

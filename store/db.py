@@ -110,11 +110,14 @@ class Database:
 
     def _write_once(self, change: Callable[[Session], T], durable: bool) -> T:
         with _marked(), Session(self.engine, expire_on_commit=False) as session:
+            if self.sqlite and durable:
+                session.connection().exec_driver_sql("PRAGMA synchronous=FULL")
             if self.sqlite:
-                session.connection().exec_driver_sql(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
                 session.connection().exec_driver_sql("BEGIN IMMEDIATE")
             result = change(session)
             session.commit()
+            if self.sqlite and durable:
+                session.connection().exec_driver_sql("PRAGMA synchronous=NORMAL")
             topics = session.info.get("topics", ())
         for topic in topics:
             self._wake(topic)

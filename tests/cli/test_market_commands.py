@@ -25,7 +25,7 @@ def market(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def offer(offer_id: str, price: str, **fields: object) -> Offer:
         return factory.offer(
             id=offer_id, provider="aws", connection_id="aws", provider_sku=f"sku-{offer_id}", region="eu-1",
-            price_usd_hr=Decimal(price), **fields,
+            price_usd_hr=Decimal(price), network_isolated=True, **fields,
         )  # fmt: skip
 
     found = [offer("a", "0.36"), offer("b", "0.5", spot=True), offer("c", "0.72", available=False)]

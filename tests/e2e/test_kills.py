@@ -50,8 +50,15 @@ PHASES = [
 ]
 
 
+# Only the worker has to do with the engine: the others are killed with one of them.
+VICTIMS = [
+    *(("sandbox", victim) for victim in ("worker", "api", "temporal", "everything")),
+    *(pytest.param("podman", victim, marks=pytest.mark.containers) for victim in ("worker", "everything")),
+]
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("victim", ["worker", "api", "temporal", "everything"])
+@pytest.mark.parametrize(("stack", "victim"), VICTIMS, indirect=["stack"])
 def test_what_is_killed_in_any_phase_changes_nothing_for_the_job(stack: Stack, victim: str) -> None:
     jobs: dict[str, Phase] = {}
     for phase in PHASES if victim != "everything" else PHASES[1::2]:

@@ -110,7 +110,8 @@ class TestWrite:
             session.get(Organization, order[1], with_for_update=True)
 
         await asyncio.gather(*(postgres_database.write(lambda s, o=o: lock_both(s, o)) for o in ("ab", "ba")))
-        assert len(runs) == 3
+        # What is run again may meet the other one once more.
+        assert len(runs) > 2
 
     def test_other_database_errors_are_not_repeated(self, database: Database, clock: SettableClock) -> None:
         runs = []

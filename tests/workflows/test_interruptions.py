@@ -50,6 +50,7 @@ async def test_a_machine_that_vanishes_after_the_notice_was_preempted_not_lost(p
     async def noticed() -> bool:
         return bool(await plane.events(job_id, "interruption_noticed"))
 
+    await plane.until_state(job_id, JobState.RUNNING)
     await until(noticed, what="the notice")
     assert await plane.state(job_id) is JobState.RUNNING
     assert plane.cloud is not None

@@ -217,7 +217,7 @@ async def test_a_second_machine_of_an_attempt_is_deleted_by_the_reconciler(plane
 
 async def test_a_job_with_thousands_of_signals_continues_as_new_and_keeps_its_machine(plane: ControlPlane) -> None:
     """Case 31, shortened: the history limit is what ends a run, not the number of signals."""
-    job_id = await plane.fake(run_seconds=25)
+    job_id = await plane.fake(hold_run=True)
     await plane.until_state(job_id, JobState.RUNNING)
     handle = plane.temporal.get_workflow_handle(job_id)
     first_run = (await handle.describe()).run_id
@@ -233,7 +233,9 @@ async def test_a_job_with_thousands_of_signals_continues_as_new_and_keeps_its_ma
         await handle.signal("deletion_accepted", "inst-nobody")
         return (await handle.describe()).run_id != first_run
 
-    await until(continued, seconds=40, what="the run was not continued as new")
+    await until(continued, seconds=90, what="the run was not continued as new")
+    assert plane.cloud is not None
+    await plane.cloud.release((await plane.attempts(job_id))[0].id)
     job = await plane.until_terminal(job_id, seconds=60)
     await plane.until_gone(job_id)
 
