@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from commands.exits import CommandError, ExitCode
+from commands.loading import loading
 
 if TYPE_CHECKING:  # commands that only talk to a server do without it, and start faster
     from settings import Settings
@@ -29,14 +30,16 @@ def load_settings() -> "Settings":
 
 def worker() -> None:
     """Run a Temporal worker: it executes the workflows and talks to the providers."""
-    from worker import run_worker
+    with loading():
+        from worker import run_worker
 
     _run(run_worker)
 
 
 def api() -> None:
     """Run an API server: HTTP for clients, the agents' endpoints, the dispatcher of workflow inputs."""
-    from api.server import run_api
+    with loading():
+        from api.server import run_api
 
     _run(run_api)
 

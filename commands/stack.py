@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from commands.data_dir import CREDENTIALS_FILE, STACK_FILE, DataDirectory, stack_failed
+from commands.loading import loading
 from commands.ports import LOOPBACK, PortBook
 from commands.processes import load_settings
 from commands.supervisor import ChildSpec, Supervisor
@@ -161,10 +162,11 @@ class EmbeddedStack:
 
     def _prepare_database(self) -> tuple[str, str]:
         """Migrates, makes what a first start makes, and returns a valid admin key and its organization."""
-        from pydantic import SecretStr
+        with loading():
+            from pydantic import SecretStr
 
-        from store import access, bootstrap, schema
-        from store.db import Database
+            from store import access, bootstrap, schema
+            from store.db import Database
 
         settings = load_settings().model_copy(update={"data_dir": self.data.path})
         database = Database(settings.sqlalchemy_url)
