@@ -3,10 +3,9 @@
 import statistics
 import time
 
-import psutil
-
 from bench.report import Row
 from bench.stack import running_stack
+from bench.usage import cpu_seconds
 
 _FLOOR_SECONDS = 3.0
 
@@ -19,7 +18,7 @@ def start(runs: int) -> Row:
         began = time.monotonic()
         with running_stack() as stack:
             seconds.append(time.monotonic() - began)
-            cpu.append(sum(_cpu_seconds(process) for process in stack.processes.values()))
+            cpu.append(sum(map(cpu_seconds, stack.processes.values())))
     median = statistics.median(seconds)
     return Row(
         "`headrace up` in a new directory until ready, no cloud connected",
@@ -27,8 +26,3 @@ def start(runs: int) -> Row:
         f"p50 {median:.2f} s, at most {max(seconds):.2f} s (n={runs}); {statistics.median(cpu):.1f} s of CPU",
         median <= _FLOOR_SECONDS,
     )
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

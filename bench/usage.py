@@ -22,13 +22,13 @@ class Meter:
     def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
         self._processes = processes
         self._began = time.perf_counter()
-        self._before = {name: _cpu_seconds(process) for name, process in processes.items()}
+        self._before = {name: cpu_seconds(process) for name, process in processes.items()}
 
     def read(self) -> dict[str, Usage]:
         elapsed = time.perf_counter() - self._began
         return {
             name: Usage(
-                (_cpu_seconds(process) - self._before[name]) / elapsed,
+                (cpu_seconds(process) - self._before[name]) / elapsed,
                 process.memory_info().rss / 1e6,
                 _peak_bytes(process) / 1e6,
             )
@@ -36,7 +36,8 @@ class Meter:
         }
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
+def cpu_seconds(process: psutil.Process) -> float:
+    """Since it began, of its own."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

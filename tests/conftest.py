@@ -31,7 +31,7 @@ hypothesis_settings.load_profile("headrace")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Thousands of tests make a client each, and each client would read the root certificates, for 20 ms.
-vars(httpx._transports.default)["create_ssl_context"] = cache(httpx.create_ssl_context)
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
 
 BOTH_ENGINES = [pytest.param("sqlite"), pytest.param("postgres", marks=pytest.mark.postgres)]
 

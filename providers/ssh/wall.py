@@ -95,10 +95,11 @@ class Wall(NamedTuple):
 
 def read(output: str) -> Wall:
     """By the last line of what was printed."""
-    words = output.rstrip().rpartition("\n")[2].split(" ")
+    line = output.rstrip().rpartition("\n")[2]
+    words = line.split(" ")
     if words[0] == "network" and len(words) == 3:
         return Wall(words[1], words[2])
-    return Wall(problem=" ".join(words[words[0] == "open" :]))
+    return Wall(problem=line.removeprefix("open "))
 
 
 def part(bridge: str) -> str:

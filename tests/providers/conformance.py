@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from domain import images
 from domain.errors import ImagePullFailed
 from domain.ids import new_attempt_id
 from domain.images import MAX_NAME, MAX_TAG
@@ -219,12 +220,16 @@ class ProviderConformance:
             )
             for number in range(16 if protocols else 0)
         ]
-        path = f"registry.example:5005/{'o' * (MAX_NAME - 30)}"
+        name = "registry.example:5005/".ljust(MAX_NAME, "o")
+        image = f"{name}:{'t' * MAX_TAG}@sha512:{'a' * 128}"
         odd = "\"'`$(x)\\ ;&|<>%~ü漢🙂= -"
+        username, password = odd.ljust(255, "u"), odd.ljust(16_384, "p")
+        assert str(images.parse(image)) == image
+        assert images.credential_problem(username, password) is None
         spec = make_spec(
-            image=f"{path}/app:{'t' * MAX_TAG}@sha512:{'a' * 128}",
+            image=image,
             ports=tuple(ports),
-            registry=RegistryCredential(username=odd.ljust(255, "u"), password=SecretStr(odd.ljust(16_384, "p"))),
+            registry=RegistryCredential(username=username, password=SecretStr(password)),
             ssh_public_key=f"ssh-rsa {'A' * 16_000} ü",
         )
         handle = await provider.create(spec, offer)
