@@ -4,7 +4,7 @@ HEADRACE_API_URL and HEADRACE_API_KEY say where; `headrace up` wrote both into i
 
     export HEADRACE_API_URL=http://127.0.0.1:8080
     export HEADRACE_API_KEY=hr_...
-    .venv/bin/python examples/official_client.py
+    .venv/bin/python examples/official_client.py [IMAGE]
 """
 
 import os
@@ -14,6 +14,7 @@ import uuid
 
 from meetkai_mka1 import SDK
 
+IMAGE = "docker.io/library/buildpack-deps:curl"
 TERMINAL = {"succeeded", "failed", "terminated"}
 
 
@@ -28,7 +29,7 @@ def main() -> int:
             idempotency_key=str(uuid.uuid4()),
             name="by-the-official-client",
             compute={"accelerator": "cpu-general", "gpu_count": 0, "vcpu_count": 1, "ephemeral_disk_gb": 1},
-            container={"image": "docker.io/library/buildpack-deps:curl", "command": ["echo", "hello"]},
+            container={"image": sys.argv[1] if sys.argv[1:] else IMAGE, "command": ["echo", "hello"]},
             limits={"max_cost_usd": 0.1, "max_runtime_hours": 0.25},
         )
         print(f"{job.id} is {job.state}")
